@@ -34,6 +34,7 @@ LAYERS = [
     "files",
     "garbage",
     "memo",
+    "grouping",
     "timeline",
     "arrays",
     "own_functions",

@@ -34,6 +34,7 @@ from perfmodel.calibrate.transfer.priors import (
 )
 from perfmodel.errors import refuse_if
 from perfmodel.files import FileModel, check_rows, find_file, load_document, write_atomically
+from perfmodel.grouping import grouped
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.units import (
@@ -175,10 +176,7 @@ class Fit(FileModel):
     @property
     def by_size(self) -> dict[tuple[str, int, int], list[FittedObservation]]:
         """Points by collective, ranks and size."""
-        groups: dict[tuple[str, int, int], list[FittedObservation]] = {}
-        for point in self.points:
-            groups.setdefault((point.op, point.ranks, point.nbytes), []).append(point)
-        return groups
+        return grouped(((point.op, point.ranks, point.nbytes), point) for point in self.points)
 
     def settings_differences(self, settings: LibrarySettings) -> tuple[str, ...]:
         """Return differences from the runs' settings under which the fit may not hold."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
+from perfmodel.grouping import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import first_applying
 from perfmodel.studies.comparison import Change, Comparison, Side, SideDifference
@@ -213,10 +214,8 @@ def signed_ratio(ratio: float) -> str:
 
 def unread_fields(comparison: Comparison) -> list[str]:
     """Sentences on fields that differ and by which no step does."""
-    names: dict[str, list[str]] = {}
-    for field in comparison.fields:
-        if field.reader is not None:
-            names.setdefault(field.reader, []).append(field.name)
+    unread = (field for field in comparison.fields if field.reader is not None)
+    names = grouped((field.reader, field.name) for field in unread)
     return [
         f"{', '.join(fields)}: acts in {reader} only, no step here differs by it."
         for reader, fields in names.items()

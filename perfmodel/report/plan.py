@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from perfmodel.grouping import grouped
 from perfmodel.report import plan_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -113,10 +114,8 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
 
 def refused(plan: PlanResult) -> dict[str, str]:
     """Options that cannot run, and why; sizes of a candidate with one reason are joined."""
-    sizes: dict[tuple[str, str], list[int]] = {}
-    for option in plan.options:
-        if option.status != "ok":
-            sizes.setdefault((option.candidate, option.reason), []).append(option.nodes)
+    failed = (option for option in plan.options if option.status != "ok")
+    sizes = grouped(((option.candidate, option.reason), option.nodes) for option in failed)
     return {
         f"{name}, {', '.join(map(str, nodes))} node{'' if nodes == [1] else 's'}": reason
         for (name, reason), nodes in sizes.items()

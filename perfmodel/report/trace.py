@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from perfmodel.grouping import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
@@ -15,7 +16,6 @@ from perfmodel.report.common.document import (
     Figure,
     Paragraph,
     Table,
-    grouped,
     header,
     paragraphs,
     section,

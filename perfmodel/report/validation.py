@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import csv_text
+from perfmodel.grouping import grouped
 from perfmodel.library.corrections import BANDS
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -22,7 +23,6 @@ from perfmodel.report.common.document import (
     Section,
     Table,
     bullets_section,
-    grouped,
     header,
     paragraphs,
     section,

@@ -11,6 +11,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if, require_installed
 from perfmodel.files import validate_document, write_atomically
+from perfmodel.grouping import grouped
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, kept_by_layers, layer_fields
@@ -361,9 +362,9 @@ def _dtype_word(tensor: Any) -> str:
 
 
 def _buffers(model: Any) -> list[dict[str, Any]]:
-    groups: dict[str, list[int]] = {}
-    for buffer in model.buffers():
-        groups.setdefault(_dtype_word(buffer), []).append(buffer.numel() * buffer.element_size())
+    groups = grouped(
+        (_dtype_word(buffer), buffer.numel() * buffer.element_size()) for buffer in model.buffers()
+    )
     return [
         {"dtype": dtype, "tensors": len(sizes), "size": f"{sum(sizes)} B"}
         for dtype, sizes in groups.items()

@@ -20,6 +20,7 @@ from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.grouping import grouped
 from perfmodel.traces.kineto.collective_calls import operation_of
 from perfmodel.traces.kineto.event_stream import first_bytes, opened
 
@@ -76,9 +77,7 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
                 raise InputError(Fault("trace", "too many records", "fewer of them", str(path)))
     if not times:
         raise InputError(Fault("trace", "no collectives", _ALLOWED, str(paths[0])))
-    groups: dict[tuple[str, int, int], list[list[float]]] = defaultdict(list)
-    for (op, nbytes, ranks, _, _), recorded in times.items():
-        groups[op, nbytes, ranks].append(recorded)
+    groups = grouped((key[:3], recorded) for key, recorded in times.items())
     return tuple(_sum_up(*key, runs) for key, runs in sorted(groups.items()))
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from perfmodel.files import read_yaml
+from perfmodel.grouping import grouped
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.forward_backward import (
@@ -189,9 +190,8 @@ def _parts(
     """Cut what segments push by servers, and into slices as far as `pushes` of them allow."""
     order = sorted(request.workload.ready_order)  # keys are numbered as the model declares them
     segment_of = {tensor: at for at, each in enumerate(segments) for tensor in each.tensors}
-    sent: dict[tuple[int, int], list[Shard]] = {}
-    for each in _shards([request.workload.tensors[index] for index in order], servers, options):
-        sent.setdefault((segment_of[order[each.tensor]], each.server), []).append(each)
+    shared = _shards([request.workload.tensors[index] for index in order], servers, options)
+    sent = grouped(((segment_of[order[each.tensor]], each.server), each) for each in shared)
     coarser = max(1, -(-sum(map(len, sent.values())) // pushes))
     parts: list[_Part] = []
     for key, shards in sorted(sent.items()):

@@ -31,6 +31,7 @@ from perfmodel.calibrate.readers.sweep_records import (
     rows_of,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.grouping import grouped
 
 
 def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tuple[Sweep, bool]:
@@ -144,9 +145,8 @@ def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> l
     _check_rows(table, listed.ranks)
     chosen, count = _identify(table, listed, certain, op, ranks)
     sweeps = []
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in table.rows:  # tests of all types and reductions print them in one table
-        groups.setdefault((row.dtype, row.redop), []).append(row)
+    # tests of all types and reductions print them in one table
+    groups = grouped(((row.dtype, row.redop), row) for row in table.rows)
     ends = "rows end behind the times out of place: there are none in place"
     for (dtype, _), rows in groups.items():
         for place in range(max(len(row.timings) for row in rows)):
@@ -174,11 +174,12 @@ def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> l
 
 def _times(rows: Sequence[Row], place: int, table: Table) -> tuple[list[tuple[int, float]], int]:
     """Sizes and microseconds, of a size that was timed again the median; and how many were."""
-    times: dict[int, list[float]] = {}
-    for row in rows:
-        timing = row.timings[place] if place < len(row.timings) else None
-        if timing is not None and row.nbytes:
-            times.setdefault(row.nbytes, []).append(timing.time.value * table.unit_s * 1e6)
+    timed = ((row.nbytes, row.timings[place]) for row in rows if place < len(row.timings))
+    times = grouped(
+        (nbytes, timing.time.value * table.unit_s * 1e6)
+        for nbytes, timing in timed
+        if timing is not None and nbytes
+    )
     repeated = sum(len(set(values)) > 1 for values in times.values())
     return [(nbytes, statistics.median(values)) for nbytes, values in times.items()], repeated
 
@@ -244,11 +245,11 @@ MOST_APART = 3.0
 
 def _check_repeated(table: Table) -> None:
     """Refuse rows of one size that are of unlike runs: two tables ran into each other."""
-    times: dict[tuple[object, ...], list[float]] = {}
-    for row in table.rows:
-        if row.timings and row.timings[0] is not None and row.nbytes >= 2**20:
-            key = (row.dtype, row.redop, row.nbytes, row.root)
-            times.setdefault(key, []).append(row.timings[0].time.value)
+    times = grouped(
+        ((row.dtype, row.redop, row.nbytes, row.root), row.timings[0].time.value)
+        for row in table.rows
+        if row.timings and row.timings[0] is not None and row.nbytes >= 2**20
+    )
     allowed = "one run in one table: is the head of a second missing?"
     for (_, _, nbytes, _), values in times.items():
         least, most = min(values), max(values)

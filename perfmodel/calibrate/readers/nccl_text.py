@@ -38,6 +38,7 @@ from perfmodel.calibrate.readers.sweep_records import (
 )
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import collect_faults
+from perfmodel.grouping import grouped
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
@@ -280,10 +281,10 @@ REPEATED = "pasted more than once: taken once"
 
 def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Sweeps without those whose every time stands above already: a log that was pasted twice."""
-    alike: dict[tuple[object, ...], list[Sweep]] = {}
-    for sweep in sweeps:
-        key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
-        alike.setdefault(key, []).append(sweep)
+    alike = grouped(
+        ((sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows), sweep)
+        for sweep in sweeps
+    )
     return [
         replace(first, notes=(*first.notes, REPEATED)) if others else first
         for first, *others in alike.values()

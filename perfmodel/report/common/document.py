@@ -8,16 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfmodel.topology.model import Topology
 
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 Role = Literal["", "headline", "setting", "question", "lead", "note", "hint"]
 
@@ -234,14 +231,6 @@ def grounds(assumptions: Sequence[str], provenance: Mapping[str, str]) -> Sectio
     """Make the section of what a page rests on, with its provenance folded away."""
     folded = Folded("Provenance", [Definitions(provenance)])
     return section("What this rests on", "", Bullets(assumptions), folded)
-
-
-def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Collect the second parts of pairs by the first, in their order."""
-    groups: dict[K, list[T]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 def spelled(facts: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import write_atomically, write_json
+from perfmodel.grouping import grouped
 from perfmodel.report.common.document import (
     Block,
     Box,
@@ -25,7 +26,6 @@ from perfmodel.report.common.document import (
     Table,
     Tile,
     Tiles,
-    grouped,
     join_applying,
 )
 from perfmodel.report.common.figures import Drawing, pack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from perfmodel.grouping import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
@@ -12,7 +13,6 @@ from perfmodel.report.common.document import (
     Heading,
     Section,
     Table,
-    grouped,
     join_applying,
     paragraphs,
     section,

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import Any
 
-from perfmodel.report.common.document import grouped
+from perfmodel.grouping import grouped
 from perfmodel.report.common.figures import (
     Drawing,
     axis_layout,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.grouping import grouped
 from perfmodel.traces.kineto.event_table import BACKENDS, COMMUNICATION_KERNELS, Events, EventTable
 from perfmodel.traces.model import Call
 
@@ -172,10 +173,10 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
     """Return what Gloo's and MPI's worker threads did, each with the call that asked for it."""
     marks = table.chosen(table.marks, "gloo:", "mpi:", "ucc:")
     issued = table.chosen(table.ops, "c10d::")
-    by_operation: dict[str, list[float]] = {}
-    for name, start in zip(issued.name.tolist(), issued.start.tolist(), strict=True):
-        operation = operation_of(table.names[name].removeprefix("c10d::"))
-        by_operation.setdefault(operation, []).append(start)
+    by_operation = grouped(
+        (operation_of(table.names[name].removeprefix("c10d::")), start)
+        for name, start in zip(issued.name.tolist(), issued.start.tolist(), strict=True)
+    )
     tensors = {row[0]: row[2:] for row in reversed(_marked_elements(table))}
     calls: list[Call] = []
     for number, start, end in zip(

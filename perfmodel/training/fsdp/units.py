@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
+from perfmodel.grouping import grouped
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
@@ -77,9 +78,7 @@ def wrap_units(
     }
     if wrap != "layer":
         owner |= {index: workload.tensors[index].name.rpartition(".")[0] for index in shared}
-    members: dict[str, list[int]] = {}
-    for index in range(len(workload.tensors)):
-        members.setdefault(owner.get(index) or ROOT, []).append(index)
+    members = grouped((owner.get(index) or ROOT, index) for index in range(len(workload.tensors)))
     if ROOT in members:
         members[ROOT] = members.pop(ROOT)
     return tuple(

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.grouping import grouped
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.fsdp.units import module_paths
 from perfmodel.workload.model import Workload
@@ -217,9 +218,9 @@ class _Coordinator:
         self.before = list(
             accumulate((sum(map(self._numel, visit.tensors)) for visit in self.visits), initial=0)
         )
-        for place, visit in enumerate(self.visits):
-            for tensor in visit.tensors:
-                self.uses.setdefault(tensor, []).append(place)
+        self.uses = grouped(
+            (tensor, place) for place, visit in enumerate(self.visits) for tensor in visit.tensors
+        )
 
     def decide_releases(self) -> None:
         """Follow the second micro-batch of the first step, and stay with what it releases.

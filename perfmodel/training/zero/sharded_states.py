@@ -23,6 +23,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 
+from perfmodel.grouping import grouped
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE, RANKS
 from perfmodel.training.plan.step_plan import Op, StepPlan
@@ -276,11 +277,14 @@ def _to_owners(
     A collective is closed once it holds more than a bucket (``average_tensor`` and
     ``allreduce_and_scatter`` in stage_1_and_2.py).
     """
-    pieces: dict[int | None, list[int]] = {}
     owned = (each for t in tensors for each in layout.owners(t, workload.tensors[t].numel))
-    for rank, alike in groupby(owned, key=itemgetter(0)):
-        owner = None if options.use_multi_rank_bucket_allreduce else rank
-        pieces.setdefault(owner, []).append(sum(numel for _, numel in alike))
+    pieces = grouped(
+        (
+            None if options.use_multi_rank_bucket_allreduce else rank,
+            sum(numel for _, numel in alike),
+        )
+        for rank, alike in groupby(owned, key=itemgetter(0))
+    )
     for owner, sizes in pieces.items():
         elements = 0
         for number, numel in enumerate(sizes, 1):
