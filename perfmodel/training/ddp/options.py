@@ -36,8 +36,6 @@ class DdpOptions(DdpStrategy):
 
     `set_last_bucket_cap`: environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is
         launched last.
-    `init_sync`: the constructor compares shapes and broadcasts parameters; and buffers, too, with
-        `sync_buffers_at_start` (which ``broadcast_buffers=False`` unsets).
     `layer_devices`: GPU of the process that each layer of the model is on, for a module over
         several (``device_ids=None``); without them all are on one.
     """
@@ -46,8 +44,6 @@ class DdpOptions(DdpStrategy):
     first_bucket: Size | None = None
     bucket_caps: Annotated[tuple[Size, ...], Field(min_length=1)] | None = None
     set_last_bucket_cap: bool = False
-    init_sync: bool = True
-    sync_buffers_at_start: bool = True
     layer_devices: tuple[int, ...] = ()
 
     def _rules(self) -> Rules:

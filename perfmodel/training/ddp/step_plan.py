@@ -6,11 +6,6 @@ gradients of each layer copied into their bucket as soon as they are ready, an a
 bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
 gradients, then the optimizer.
 
-Its constructor communicates once, before the first step: ranks compare the number and the shapes of
-their parameters, then rank 0 broadcasts its parameters and buffers
-(``_verify_param_shape_across_processes`` and ``_sync_module_states`` in torch/distributed/utils.py,
-``verify_params_across_processes`` in reducer.cpp). The host reads what it received.
-
 In the join context, ranks that run out of inputs shadow the collectives of the others. The order is
 that of torch 2.13: ``Join`` in torch/distributed/algorithms/join.py, ``_pre_forward`` and
 ``_DDPJoinHook`` in torch/nn/parallel/distributed.py. Each rank that still has inputs notifies the
@@ -26,7 +21,7 @@ from dataclasses import replace
 from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
-from perfmodel.training.ddp.buckets import assign_buckets, ddp_buckets
+from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import (
     CASTS,
@@ -44,70 +39,10 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES, Buffers, ParameterTensor
+from perfmodel.workload.model import ITEM_BYTES, Buffers
 
 COALESCED_BYTES = 250 * MIB
 """Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
-
-COUNT_BYTES = 8
-"""An int64 of each rank: how many parameters it has."""
-
-NUMBERS_PER_DIMENSION = 2
-"""Size and stride, int64 each."""
-
-
-def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
-    """Return the collectives of the constructor as a plan; without ``init_sync`` it has none."""
-    tasks = TaskList.of(request)
-    if options.init_sync:
-        _add_collectives(Step(request, options, tasks, RANKS))
-    return StepPlan(
-        name=f"start of DDP, {request.workload.name}",
-        classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=(HOST, COMPUTE, Stream("comm", "comm", request.comm_workers)),
-        communicators=(Communicator(GROUP, options.groups(request.ranks)),),
-        tasks=tuple(tasks.tasks),
-        samples=request.ranks * request.batch_per_gpu,
-    )
-
-
-def _add_collectives(step: Step) -> None:
-    tasks, workload, options = step.tasks, step.request.workload, step.options
-    ranks = options.ranks_of_group(step.request.ranks)
-    trained = [workload.tensors[index] for index in workload.ready_order]
-    numbers = NUMBERS_PER_DIMENSION * sum(len(tensor.shape) for tensor in trained)
-    counted = tasks.collective(
-        "all-gather parameter counts",
-        "all_gather",
-        COUNT_BYTES * ranks,
-        step.rank_class,
-        communicator=GROUP,
-        key="parameter counts",
-        dtype="int64",
-    )
-    sent = tasks.collective(
-        "broadcast shapes",
-        "broadcast",
-        COUNT_BYTES * numbers,
-        step.rank_class,
-        communicator=GROUP,
-        key="shapes",
-        after=(counted,),
-        dtype="int64",
-    )
-    compared = tasks.wait("wait for shapes", step.rank_class, after=(sent,))
-    buffers = workload.buffers if options.sync_buffers_at_start else ()
-    sizes = ((each, each.nbytes // ITEM_BYTES[each.dtype]) for each in buffers)
-    states = [
-        *workload.tensors,
-        *(ParameterTensor("buffers", (elements,), each.dtype) for each, elements in sizes),
-    ]
-    kernels = [*(1 for _ in workload.tensors), *(group.tensors for group in buffers)]
-    for number, piece in enumerate(assign_buckets(states, (COALESCED_BYTES,))):
-        nbytes, dtype = sum(states[i].nbytes for i in piece), states[piece[0]].dtype
-        copies, key = sum(kernels[i] for i in piece), f"parameters {number}"
-        sent = _broadcast(step, "parameters", nbytes, dtype, copies, key, (compared,))
-        tasks.copy("copy parameters back", nbytes, copies, step.rank_class, after=(sent,))
 
 
 def _broadcast(

@@ -120,7 +120,7 @@ def _gradients_in_backward(
 
 def ddp_options(section: DdpStrategy) -> DdpOptions:
     """What DistributedDataParallel is called with."""
-    return DdpOptions(**dict(section), sync_buffers_at_start=section.broadcast_buffers)
+    return DdpOptions(**dict(section))
 
 
 def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:

@@ -19,7 +19,7 @@ from perfmodel.scenario.strategies.ddp import (
 )
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
-from perfmodel.training.ddp.step_plan import ddp_plan, start_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.local_sgd import local_sgd_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -49,9 +49,9 @@ OPTIONS: dict[str, DdpOptions] = {
     "views": DdpOptions(gradient_as_bucket_view=True),
     "batched copy": DdpOptions(batched_grad_copy=True),
     "buffers": DdpOptions(),
-    "buffers not broadcast": DdpOptions(broadcast_buffers=False, sync_buffers_at_start=False),
+    "buffers not broadcast": DdpOptions(broadcast_buffers=False),
     "buffers not synced": DdpOptions(broadcast_buffers=False),
-    "init not synced": DdpOptions(init_sync=False),
+    "init not synced": DdpOptions(),
     "accumulated": DdpOptions(accumulate=3),
     "joined": JOIN,
     "joined, buffers": JOIN,
@@ -146,15 +146,6 @@ def test_a_first_step_issues_the_calls_of_a_real_one(
     phases = {"step 0"} if name == "accumulated" else {*FIRST}
     real = [call.issued for call in cases[name] if call.phase in phases]
     assert issued(ddp_plan(asked(name, ranks, iteration="first"), OPTIONS[name])) == real
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_constructor_issues_the_calls_of_a_real_one(
-    recorded: tuple[int, dict[str, list[Call]]], name: str
-) -> None:
-    ranks, cases = recorded
-    real = [call.issued for call in cases[name] if call.phase == "setup"]
-    assert issued(start_plan(asked(name, ranks), OPTIONS[name])) == real
 
 
 def test_a_rank_without_inputs_shadows_the_others(
