@@ -36,7 +36,7 @@ class Operator:
     kind : str
     flops, nbytes : float
         Operations of a matrix kernel; bytes read and written.
-    backward_flops, backward_bytes : float
+    backward_flops : float
         Of what backward runs for it.
     shape : MatrixProduct, Convolution or Attention, optional
         Of a matrix kernel, for the whole batch.
@@ -68,7 +68,6 @@ class Operator:
     weight_elements: int = 0
     is_floating: bool = True
     backward_flops: float = 0.0
-    backward_bytes: float = 0.0
     score_dropout: bool = False
     needs_gradient: bool = True
     reads: tuple[tuple[int, int], ...] = field(default=(), repr=False)
@@ -298,7 +297,6 @@ def make_attention(
         out_elements=query * shape.value_size,
         score_dropout=dropout,
         backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
-        backward_bytes=2.0 * nbytes if needs_gradient else 0.0,
         needs_gradient=needs_gradient,
     )
 

@@ -23,7 +23,6 @@ from perfmodel.torch_modules.operators import (
     gradient_flops,
     make_attention,
     make_operator,
-    moved_bytes,
     tensors_in,
     wide_grouped_product,
 )
@@ -193,7 +192,7 @@ class StepRecorder:
         if func.namespace == "prim" or name in FREE:
             return
         if self.in_backward:
-            self._note_backward(name, args, kwargs, out)
+            self._note_backward(name, args)
             return
         if self.attention_place is not None:
             self.places.setdefault(_number(), self.attention_place)
@@ -204,13 +203,12 @@ class StepRecorder:
         if self.keeps_all:
             self.alive += [tensor.untyped_storage() for tensor in tensors_in(out)]
 
-    def _note_backward(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _note_backward(self, name: str, args: Any) -> None:
+        """Count a product of backward for the operator of forward whose backward runs now."""
         place = self._place_in_backward()
-        if place is None:
-            return
-        forward = self.trace.operators[place]
-        forward.backward_bytes += moved_bytes(name, args, kwargs, out)
-        if name in PRODUCTS or name in CONVOLUTIONS or name == "convolution_backward":
+        is_product = name in PRODUCTS or name in CONVOLUTIONS or name == "convolution_backward"
+        if place is not None and is_product:
+            forward = self.trace.operators[place]
             forward.backward_flops += gradient_flops(name, args, forward)
 
     def _place_in_backward(self) -> int | None:
