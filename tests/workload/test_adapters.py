@@ -20,8 +20,6 @@ from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model_changes import (
     Adapters,
     add_adapters,
-    fuse_by_hand,
-    keep_loss_apart,
     pack_documents,
 )
 from perfmodel.workload.roofline import layer_times
@@ -114,21 +112,6 @@ def test_documents_longer_than_a_sequence_are_refused():
         pack_documents(small(), 513)
     with pytest.raises(InputError, match="self-attention of whole sequences"):
         pack_documents(small(Shard(context=2)), 64)
-
-
-def test_a_loss_apart_keeps_four_bytes_of_a_logit_instead_of_two():
-    fused, apart = fuse_by_hand(small()), keep_loss_apart(small())
-    logits = 512 * 32000
-    kept = [activation_bytes(each, 1, "bf16", compiled=True) for each in (fused, apart)]
-    assert kept[1] - kept[0] == 2 * logits
-    gpu = load_gpu("a100-sxm4-80gb")
-    times = [
-        layer_times(each, gpu, batch=1, precision="bf16", compiled=True) for each in (fused, apart)
-    ]
-    passes_s = (times[1].forward_s - times[0].forward_s)[-1]
-    passes_s += (times[1].backward_s - times[0].backward_s)[-1]
-    moved = passes_s * gpu.memory_Bps * gpu.memory_efficiency / (2 * logits)
-    assert moved == pytest.approx(26 - 4, rel=0.1)  # of 16 bits: 13 of fp32 instead of 4
 
 
 def test_a_scenario_states_adapters_and_documents():

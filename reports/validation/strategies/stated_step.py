@@ -23,7 +23,6 @@ from perfmodel.workload.model_changes import (
     Adapters,
     add_adapters,
     fuse_by_hand,
-    keep_loss_apart,
     pack_documents,
 )
 from perfmodel.workload.shard import WHOLE, Shard
@@ -35,6 +34,7 @@ from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from reports.validation.strategies.unfused_loss import keep_loss_apart
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
