@@ -90,7 +90,8 @@ class RecordedSteps:
     def bucket_bytes(self) -> tuple[int, ...]:
         """Bytes of the buckets that DDP reduces in the steady state, in order of reduction."""
         said = self.logging_data
-        return _whole_numbers(str(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")))
+        sizes = str(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", ""))
+        return tuple(int(word) for word in sizes.replace(",", " ").split() if word.isdigit())
 
     @property
     def steady(self) -> list[RecordedStep]:
@@ -287,7 +288,3 @@ class _Watch:
         """Note the end of the last step, and what DDP says of itself."""
         self._complete()
         self.recorded.logging_data = dict(self.ddp_model._get_ddp_logging_data())
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.replace(",", " ").split() if word.isdigit())

@@ -46,8 +46,10 @@ def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
                 and (fake.is_floating_point() or fake.is_complex()),
             )
         swapped[name] = fakes[id(parameter)]
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        swapped[name] = fakes.setdefault(id(buffer), to_fake(buffer, dtype))
+    swapped |= {
+        name: fakes.setdefault(id(buffer), to_fake(buffer, dtype))
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+    }
     named = {plain_name(name): swapped[name] for name, _ in module.named_parameters()}
     with _reparametrize_module(module, swapped):
         yield named

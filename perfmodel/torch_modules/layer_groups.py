@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfmodel.grouping import grouped
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import StepTrace
 from perfmodel.workload.kernels.shapes import Attention
@@ -123,14 +124,15 @@ def _assign_parameters(groups: Sequence[LayerGroup], trace: StepTrace) -> None:
     That is the first layer that reads it; where hooks saw it later than that, the layer that
     backward is at by then.
     """
-    first: dict[str, int] = {}
-    for index, group in enumerate(groups):
-        for operator in group.operators:
-            for name in operator.parameters:
-                first.setdefault(name, index)
+    readers = grouped(
+        (name, index)
+        for index, group in enumerate(groups)
+        for operator in group.operators
+        for name in operator.parameters
+    )
     latest = len(groups) - 1
     for name in trace.ready:
-        latest = min(latest, first.get(name, latest))
+        latest = min((latest, *readers.get(name, ())))
         groups[latest].parameters.append(name)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.grouping import grouped
 from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace
@@ -322,12 +323,13 @@ def _size(nbytes: float) -> str:
 
 def escaping_storages(groups: Sequence[LayerGroup], saved: frozenset[int]) -> list[frozenset[int]]:
     """Return for each layer the storages that outlive it: read by another, or kept for backward."""
-    readers: dict[int, set[int]] = {}
-    for index, group in enumerate(groups):
-        for operator in group.operators:
-            for storage, _ in operator.reads:
-                readers.setdefault(storage, set()).add(index)
+    readers = grouped(
+        (storage, index)
+        for index, group in enumerate(groups)
+        for operator in group.operators
+        for storage, _ in operator.reads
+    )
     return [
-        saved | {storage for storage, indices in readers.items() if indices - {index}}
+        saved | {storage for storage, indices in readers.items() if set(indices) - {index}}
         for index in range(len(groups))
     ]

@@ -292,10 +292,14 @@ def _add_broadcasts(step: ShardedStep) -> None:
     left = [each.unit for each in step.walk if each.kind == "leave" and each.unit]
     for unit in dict.fromkeys(left):
         buffers = step.request.workload.buffers if unit.is_root else ()
-        pieces = [(group.nbytes, group.dtype) for group in buffers]
-        for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,)):
-            members = [unit.parameters[index] for index in piece]
-            pieces.append((sum(each.nbytes for each in members), members[0].dtype))
+        joined = (
+            [unit.parameters[index] for index in piece]
+            for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,))
+        )
+        pieces = [
+            *((group.nbytes, group.dtype) for group in buffers),
+            *((sum(each.nbytes for each in part), part[0].dtype) for part in joined),
+        ]
         for communicator, (number, sent) in product(groups, enumerate(pieces)):
             _broadcast(step, f"broadcast {unit.name} {number}", *sent, communicator)
 

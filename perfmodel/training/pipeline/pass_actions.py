@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Literal
 
 from perfmodel.errors import Fault, raise_faults
+from perfmodel.grouping import grouped
 from perfmodel.training.plan.step_plan import Stream
 
 PassKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
@@ -226,10 +227,13 @@ def sent_messages(schedule: PipelineSchedule) -> dict[str, list[Message]]:
 
     By receiver and its stream.
     """
-    sent: dict[str, list[Message]] = {}
-    for stage, actions in enumerate(schedule.actions):
-        for action in actions:
-            message = message_of(schedule, stage, action, sent=True)
-            if message is not None:
-                sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
-    return sent
+    messages = (
+        message_of(schedule, stage, action, sent=True)
+        for stage, actions in enumerate(schedule.actions)
+        for action in actions
+    )
+    return grouped(
+        (f"{message.target} {message.received_on}", message)
+        for message in messages
+        if message is not None
+    )

@@ -260,14 +260,15 @@ def _communicators(
     def pairs(source: int, target: int) -> tuple[tuple[int, int], ...]:
         return tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
 
-    for source, target in product(range(schedule.stages), repeat=2):
-        everything.append(
-            Communicator(f"stage {source} to stage {target}", pairs(source, target), "stages")
-        )
     ends = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
-    everyone = (range(schedule.stages * ranks),)
-    everything.append(Communicator(TIED, pairs(*ends), "embedding_holders"))
-    everything.append(Communicator(ALL_STAGES, everyone, "all_stages"))
+    everything += [
+        *(
+            Communicator(f"stage {source} to stage {target}", pairs(source, target), "stages")
+            for source, target in product(range(schedule.stages), repeat=2)
+        ),
+        Communicator(TIED, pairs(*ends), "embedding_holders"),
+        Communicator(ALL_STAGES, (range(schedule.stages * ranks),), "all_stages"),
+    ]
     used = {getattr(task.work, "communicator", None) for task in tasks}
     return tuple(each for each in everything if each.name in used)
 

@@ -116,15 +116,18 @@ def repeated_calls(workload: Workload, recompute: Recompute) -> RepeatedCalls:
     reduce-scatter; where results are named, layers that keep theirs call nothing again.
     """
     stops_early = workload.shard.library == "torch"
-    repeated: dict[int, tuple[tuple[int, LayerCall], ...]] = {}
-    for block in recomputed_blocks(workload, recompute):
-        repeated[block[-1]] = tuple(
+    repeated = {
+        block[-1]: tuple(
             (layer, call)
             for layer, call in _forward(workload, block)
             if not (stops_early and layer == block[-1] and call.place == "after")
         )
-    for layer in recomputed_layers(workload, recompute):
-        repeated[layer] = tuple(_forward(workload, (layer,)))
+        for block in recomputed_blocks(workload, recompute)
+    }
+    repeated |= {
+        layer: tuple(_forward(workload, (layer,)))
+        for layer in recomputed_layers(workload, recompute)
+    }
     for block in partly_recomputed_blocks(workload, recompute):
         spared = spared_results(workload, block, recompute) if recompute.keep else ()
         repeated[block[-1]] = tuple(

@@ -58,13 +58,8 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
             continue
         copies.append({part.name: len(tasks) + at for at, part in enumerate(all_parts)})
         tasks += [_copy_task(task, index, part, task.stream in on_host) for part in all_parts]
-    classes: list[RankClass] = []
-    for each in plan.classes:
-        classes += (
-            [RankClass(part.name, part.ranks) for part in all_parts]
-            if each.name == name
-            else [each]
-        )
+    own = [RankClass(part.name, part.ranks) for part in all_parts]
+    classes = [part for each in plan.classes for part in (own if each.name == name else [each])]
     waiting = (
         replace(
             task,

@@ -186,10 +186,11 @@ def _visits(workload: Workload) -> Iterator[_Visit]:
 
 def _holders(workload: Workload) -> set[str]:
     """Modules that hold others and are called: all but lists, whose members are numbered."""
-    members: dict[str, set[str]] = {}
-    for layer in workload.layers:
-        for prefix in module_paths(layer.name)[:-1]:
-            members.setdefault(prefix, set()).add(layer.name[len(prefix) + 1 :].split(".")[0])
+    members = grouped(
+        (prefix, layer.name[len(prefix) + 1 :].split(".")[0])
+        for layer in workload.layers
+        for prefix in module_paths(layer.name)[:-1]
+    )
     return {name for name, parts in members.items() if not all(map(str.isdecimal, parts))}
 
 

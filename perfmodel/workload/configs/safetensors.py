@@ -202,9 +202,8 @@ def _read_index(path: Path) -> dict[str, Entry]:
         if group
     ]
     raise_faults(faults)
-    shapes: dict[str, Entry] = {}
-    for name in names:
-        shapes |= _tensors(read_header(path.parent / name))
+    headers = (read_header(path.parent / name) for name in names)
+    shapes = {tensor: entry for header in headers for tensor, entry in _tensors(header).items()}
     missing = [name for name in placed if name not in shapes]
     refuse_if(
         missing,

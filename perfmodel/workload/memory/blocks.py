@@ -153,12 +153,9 @@ def repeated_blocks(workload: Workload) -> tuple[range, ...]:
     Layers of a block that others stand between count as several blocks.
     """
     names = [block_of(layer.name) for layer in workload.layers]
-    blocks = []
-    for name, places in groupby(range(len(names)), key=names.__getitem__):
-        layers = list(places)
-        if name is not None:
-            blocks.append(range(layers[0], layers[-1] + 1))
-    return tuple(blocks)
+    runs = groupby(range(len(names)), key=names.__getitem__)
+    blocks = [list(layers) for name, layers in runs if name is not None]
+    return tuple(range(block[0], block[-1] + 1) for block in blocks)
 
 
 def only_blocks_fuse(workload: Workload) -> Workload:

@@ -264,9 +264,7 @@ def _check_size(reader: RowReader, shape: tuple[int, ...] | None, numel: int | N
 
 
 def _repeated_faults(rows: Sequence[ParameterRow], file: str) -> list[Fault]:
-    first_lines: dict[str, int] = {}
-    for row in rows:
-        first_lines.setdefault(row.name, row.line)
+    first_lines = {row.name: row.line for row in reversed(rows)}
     return [
         Fault("name", repr(row.name), f"a name that line {line} does not use", file, row.line)
         for row in rows

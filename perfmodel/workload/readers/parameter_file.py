@@ -141,12 +141,16 @@ def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findin
     if not any(parameter.requires_grad for parameter in spec.parameters):
         text = "no trained tensor" if spec.parameters else "nothing"
         findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
-    for position, parameter in enumerate(spec.parameters):
-        if index[parameter.name] != position:
-            path: list[str | int] = ["parameters", position, "name"]
-            findings.append(
-                (f"parameters.{position}.name", repr(parameter.name), "each name once", path)
-            )
+    findings += [
+        (
+            f"parameters.{position}.name",
+            repr(parameter.name),
+            "each name once",
+            ["parameters", position, "name"],
+        )
+        for position, parameter in enumerate(spec.parameters)
+        if index[parameter.name] != position
+    ]
     return findings + (_find_layer_faults(spec, index) if spec.layers else [])
 
 
