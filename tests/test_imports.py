@@ -34,7 +34,6 @@ LAYERS = [
     "files",
     "garbage",
     "memo",
-    "grouping",
     "timeline",
     "arrays",
     "own_functions",

@@ -34,9 +34,9 @@ from perfmodel.calibrate.transfer.priors import (
 )
 from perfmodel.errors import refuse_if
 from perfmodel.files import FileModel, check_rows, find_file, load_document, write_atomically
-from perfmodel.grouping import grouped
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import grouped
 from perfmodel.units import (
     LONGEST_MEASURED_S,
     MOST_COUNT,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import csv_text
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import first_applying
 from perfmodel.studies.comparison import Change, Comparison, Side, SideDifference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report import plan_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (

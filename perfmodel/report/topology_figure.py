@@ -13,7 +13,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import count_ranks
 from perfmodel.report.common.figures import Drawing, add_note, lines, new_figure

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,

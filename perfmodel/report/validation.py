@@ -13,8 +13,8 @@ from typing import Any
 
 from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import csv_text
-from perfmodel.grouping import grouped
 from perfmodel.library.corrections import BANDS
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,

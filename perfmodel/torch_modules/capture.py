@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if, require_installed
 from perfmodel.files import validate_document, write_atomically
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, kept_by_layers, layer_fields

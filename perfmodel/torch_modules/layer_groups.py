@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import StepTrace
 from perfmodel.workload.kernels.shapes import Attention

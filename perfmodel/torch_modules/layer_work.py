@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace

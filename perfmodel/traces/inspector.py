@@ -20,7 +20,7 @@ from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.traces.kineto.collective_calls import operation_of
 from perfmodel.traces.kineto.event_stream import first_bytes, opened
 

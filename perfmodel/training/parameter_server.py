@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from perfmodel.files import read_yaml
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.forward_backward import (

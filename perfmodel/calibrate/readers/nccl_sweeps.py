@@ -31,7 +31,7 @@ from perfmodel.calibrate.readers.sweep_records import (
     rows_of,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 
 
 def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tuple[Sweep, bool]:

@@ -38,7 +38,7 @@ from perfmodel.calibrate.readers.sweep_records import (
 )
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import collect_faults
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")

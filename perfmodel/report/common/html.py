@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import write_atomically, write_json
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common.document import (
     Block,
     Box,

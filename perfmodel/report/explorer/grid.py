@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.explorer.design import Axis, Design, Place, Stop
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.result import Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,

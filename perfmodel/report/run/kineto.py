@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import write_atomically
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.timeline import GroupOfClass, Span, Timeline, assign_lanes
 
 HOST_KINDS = frozenset({"issue", "wait"})

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.report.common.figures import (
     Drawing,
     axis_layout,

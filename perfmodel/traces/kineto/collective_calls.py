@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.traces.kineto.event_table import BACKENDS, COMMUNICATION_KERNELS, Events, EventTable
 from perfmodel.traces.model import Call
 

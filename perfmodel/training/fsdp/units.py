@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload

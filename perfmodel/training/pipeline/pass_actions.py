@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Literal
 
 from perfmodel.errors import Fault, raise_faults
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.training.plan.step_plan import Stream
 
 PassKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.fsdp.units import module_paths
 from perfmodel.workload.model import Workload

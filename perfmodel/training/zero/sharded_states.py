@@ -23,7 +23,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 
-from perfmodel.grouping import grouped
+from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE, RANKS
 from perfmodel.training.plan.step_plan import Op, StepPlan
