@@ -61,8 +61,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         text = f"{type(error).__name__}: {_first_line(error)} in {name}()"
         raise InputError(Fault(FUNCTION_FIELD, text, RETURNS)) from error
     odd = not isinstance(answer, tuple) or len(answer) not in {2, 3}
-    found = f"{type(answer).__name__} from {name}()"
-    refuse_if(odd, FUNCTION_FIELD, found, RETURNS)
+    refuse_if(odd, FUNCTION_FIELD, f"{type(answer).__name__} from {name}()", RETURNS)
     return answer[0], answer[1], answer[2] if len(answer) == 3 else None
 
 
@@ -155,8 +154,7 @@ def hub_module(
         torch or transformers is not installed.
     """
     require_installed("torch", CAPTURING)
-    need = "capturing a config.json needs transformers"
-    require_installed("transformers", need, "transformers")
+    require_installed("transformers", "capturing a config.json needs transformers", "transformers")
     import torch
     import transformers
 

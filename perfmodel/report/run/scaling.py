@@ -196,8 +196,7 @@ def scaling_section(result: Result) -> Section:
     hints = sizes.hints(result) + (["A line marks where the bottleneck changes."] if moved else [])
     curve: list[Block] = []
     if len(result.points) > 1:
-        said = Bullets(findings(result), "findings")
-        curve = [said, *_figures(result), Heading("All sizes")]
+        curve = [Bullets(findings(result), "findings"), *_figures(result), Heading("All sizes")]
     table = sizes.sizes_table(result, moved)
     return section("Scaling", basis(result), *curve, table, *paragraphs([" ".join(hints)], "hint"))
 

@@ -152,9 +152,8 @@ def add_optimizer(
     marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
     waits = reduced if host_waits else ()
     if times.unscale_s > 0:  # GradScaler.step reads whether any gradient is infinite
-        name = "unscale gradients"
         checked = step.tasks.launch(
-            name, "optimizer", times.unscale_s, 1, rank_class, after=reduced, **marks
+            "unscale gradients", "optimizer", times.unscale_s, 1, rank_class, after=reduced, **marks
         )
         waits = (step.tasks.wait("check of gradients", rank_class, after=(checked,), **marks),)
     first = times.optimizer_lists or times.optimizer_kernels
