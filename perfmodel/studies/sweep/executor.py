@@ -124,7 +124,7 @@ def map_unordered(
     `scheduler`: address of a cluster's scheduler.
     `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
         default: the cores over the processes.
-    Raises `SweepError`: workers were killed, again and again at the same calls.
+    Raises `SweepError`: workers were killed, again and again at the same call.
     Raises `ExecutorUnavailable`: a package is not installed, or no cluster answers.
     """
     if backend == "dask":
@@ -145,27 +145,28 @@ def _map_on_processes(
 ) -> Iterator[R]:
     """Call a function in processes; a pool that lost one is replaced, for what it did not answer.
 
-    loky does not say whose call it was: the oldest of those that are left, at last.
+    loky does not say whose call it was: the oldest of those that are left is begun by itself then.
     """
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     # loky replaces workers whose memory grew, and says so; nothing is lost by that.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-    left, oldest, killed = dict(enumerate(calls)), -1, 0
+    left, killed = dict(enumerate(calls)), 0
     while left and killed <= RETRIES:
-        results = _begin([(number, function, left[number]) for number in left], jobs, threads)
+        begun = [next(iter(left))] if killed else [*left]
+        results = _begin([(number, function, left[number]) for number in begun], jobs, threads)
         try:
             for number, result in results:
                 del left[number]
                 yield result
+            killed = 0
         except TerminatedWorkerError:
-            first = next(iter(left), -1)
-            killed, oldest = killed + 1 if first == oldest else 1, first
+            killed += 1
         finally:
             results.close()
     if left:
         raise SweepError(
-            f"a worker process was killed {killed} times with the same calls, most likely for want "
+            f"a worker process was killed {killed} times at the same call, most likely for want "
             f"of memory; {KEPT}. Run again with fewer processes (-j 1, where the command has it)"
         )
 

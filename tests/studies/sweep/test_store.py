@@ -166,7 +166,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_keeps_the_rows_that_fit(
     scenario_file: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "answer", lambda *_: Answer("ok", step_time_s=1 / 3))
+    monkeypatch.setattr(running, "answer", lambda *_, **_more: Answer("ok", step_time_s=1 / 3))
     found = variants(load_scenario(scenario_file), grid={"seed": [*range(200)]})
     path, seen = small_disk / "s.sqlite", [0]
     with pytest.raises(InputError, match=r"disk is full.*has room; what was stored .* is kept"):
