@@ -175,14 +175,19 @@ class SizedJob:
         return self._changed(host=by, _plans={}, _loops={})
 
     def setups_with(
-        self, change: Callable[[float], SizedJob], factors: tuple[float, float]
+        self, change: Callable[[float], SizedJob], own: float, factors: tuple[float, float]
     ) -> tuple[SimulationSetup, SimulationSetup]:
-        """Set up simulations at two factors that `change` takes, planned once for both."""
+        """Set up simulations at two factors that `change` takes, planned once for both.
+
+        `own`: the factor of this job.
+        """
         low, high = factors
         at_high, at_low = change(high).setup(), change(low).setup()
+        if high == own:
+            return at_low, at_high
 
         def plan_low(gpu: str | None) -> StepPlan:
-            share = (low - 1) / (high - 1)
+            share = (low - own) / (high - own)
             plan = extrapolate(self.plan_for(gpu), at_high.plan_for(gpu), share)
             return plan or at_low.plan_for(gpu)
 

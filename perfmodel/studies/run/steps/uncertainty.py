@@ -121,11 +121,11 @@ def simulate_uncertainties(
     def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
         return scaled_ends(origin, share, (_step_s(sized, each) for each in setups))
 
-    computes = sized.setups_with(sized.with_compute, sized.compute_spread)
+    computes = sized.setups_with(sized.with_compute, sized.compute, sized.compute_spread)
     compute = between(name_compute(job), computes)
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
     if sized.launches:
-        quick, slow = sized.setups_with(sized.with_host, host_factors())
+        quick, slow = sized.setups_with(sized.with_host, sized.host, host_factors())
         slow_s = _step_s(sized, slow)
         if slow_s > (1 + LEAST_CHANGE) * base_s:
             ends_s = _step_s(sized, quick), slow_s

@@ -12,6 +12,7 @@ from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.run.steps.uncertainty import step_interval
 from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.plan.step_plan import Compute
 
 DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())
 OTHERS: tuple[tuple[tuple[str, ...], DdpOptions], ...] = (
@@ -107,3 +108,22 @@ def test_names_that_do_not_resolve_are_errors_of_the_scenario() -> None:
     wrong = load_scenario("bucket-size-slow-ethernet", ["cluster.node=no-such-node"])
     with pytest.raises(InputError, match=r"cluster\.node"):
         prepare(wrong)
+
+
+@pytest.mark.parametrize("own", [1.0, 1.25])
+@pytest.mark.parametrize(
+    "name", ["llama2-7b-fsdp-h100", "pipeline-straggler", "bert-large-v100-25g"]
+)
+def test_the_plan_at_one_end_follows_from_that_at_the_other(name: str, own: float) -> None:
+    """As planned for itself: times of work are linear in the factors."""
+    sized = prepare(load_scenario(name)).with_compute(own)
+    for change, factor in ((sized.with_compute, sized.compute), (sized.with_host, sized.host)):
+        low, _ = sized.setups_with(change, factor, (0.8, 1.3))
+        found, planned = low.plan_for(None).tasks, change(0.8).plan_for(None).tasks
+        assert [task.after for task in found] == [task.after for task in planned]
+        for mine, other in zip(found, planned, strict=True):
+            if isinstance(other.work, Compute):
+                assert isinstance(mine.work, Compute)
+                assert mine.work.duration_s == pytest.approx(other.work.duration_s, abs=1e-15)
+            else:
+                assert mine.work == other.work
