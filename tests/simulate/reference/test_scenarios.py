@@ -8,8 +8,8 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import InputError
+from perfmodel.simulate import reference
 from perfmodel.studies.run import one_loop_size
-from perfmodel.studies.run.resolve import machine as limits
 from perfmodel.studies.run.result import SizeResult
 
 pytestmark = pytest.mark.usefixtures("steps_alone")
@@ -133,6 +133,6 @@ def test_a_parameter_server_is_the_reference(mode: str, monkeypatch: pytest.Monk
 def test_more_sends_than_it_simulates_are_refused_with_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "MOST_SENDS", 1_000)
+    monkeypatch.setattr(reference, "MOST_SENDS", 1_000)
     with pytest.raises(InputError, match=r"1,\d\d\d sends in .*at most 1,000 sends; use 'flow'"):
         size("bucket-size-slow-ethernet", nodes(8, 1), "reference")
