@@ -25,7 +25,7 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault
+from perfmodel.errors import Fault, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -96,6 +96,9 @@ def run(
 
         drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
         check_report_folder(output, [*FILES, *drawn], [question], profile)
+
+    is_ignored = seconds < math.inf and question.strategy.kind != "auto"
+    refuse_if(is_ignored, "--seconds", f"{seconds:g}", "nothing without strategy.kind: auto")
 
     from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.studies.run import run_scenario

@@ -33,6 +33,7 @@ def lines_of(*args: object) -> str:
         ((*RUN, "library=gloo"), "(did you mean library.name=gloo?)"),
         ((*RUN, "what_if.network_bandwidth=100 Gbit/s"), "a number without unit: a factor on"),
         ((*RUN, "what_if.network_latency=1 us"), "a number without unit: a factor on"),
+        (("run", "resnet50-dgx-a100", "--seconds", "5"), "nothing without strategy.kind: auto"),
         ((*RUN, "compute.precision=fp18"), "(did you mean 'fp16'?)"),
         ((*RUN, "parallel.tensor=3"), "--set parallel.tensor: found tensor 3: 3 GPUs together"),
         ((*RUN, "parallel.tensor=3"), "divides the 256 GPUs: 1, 2, 4, 8, 16, 32, 64, 128, ..."),
