@@ -112,7 +112,7 @@ def simulate_uncertainties(
     is_same = is_usual and reported.steps == _steps_to_compare(sized)
     if is_same:
         base_s = reported.step_s
-    elif is_usual and point and _starts_steady(sized) and not math.isnan(point.first_step_time_s):
+    elif is_usual and point is not None and _knows_first_step(sized, point):
         base_s = point.first_step_time_s
     else:
         base_s = _step_s(sized, setup)
@@ -223,10 +223,10 @@ def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
     return simulate_steps(quick, sized.steady_disturbances, _steps_to_compare(sized)).step_time_s
 
 
-def _starts_steady(sized: SizedJob) -> bool:
-    """Whether one step is compared, and the first is one as all others."""
-    same = sized.plan_for(None, "first") is sized.plan_for(None)
-    return same and _steps_to_compare(sized) == 1
+def _knows_first_step(sized: SizedJob, point: SizeResult) -> bool:
+    """Whether the first step was simulated, and is one as all others."""
+    is_known = not math.isnan(point.first_step_time_s)
+    return is_known and sized.plan_for(None, "first") is sized.plan_for(None)
 
 
 def _steps_to_compare(sized: SizedJob) -> int:
