@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -218,6 +219,21 @@ class UncontendedTimer:
     ) -> list[Placed]:
         """Return the fastest collective of each group of two ranks or more, alike ones as one."""
         return [placed for _, placed, _ in self._place(op, nbytes, groups, root)]
+
+    def times_s(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
+    ) -> list[float]:
+        """Return the time of each group of two ranks or more if it is alone; seconds.
+
+        Of messages between several pairs, that of the slowest of them.
+        """
+        times_s = (time_s for _, _, time_s in self._place(op, nbytes, groups, root))
+        parts = [
+            len(message_pairs(op, group)) if op in MESSAGES else 1
+            for group in groups
+            if len(group) > 1
+        ]
+        return [max(islice(times_s, part)) for part in parts]
 
     def _place(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int

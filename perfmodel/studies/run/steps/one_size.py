@@ -36,8 +36,8 @@ from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
     SizedJob,
+    first_step_s,
     locate_errors,
-    simulate_first_step,
     simulate_reported,
 )
 from perfmodel.studies.run.steps.step_parts import (
@@ -82,9 +82,7 @@ def simulate_size(
     """
     with locate_errors(sized):
         reported = reported or simulate_reported(sized)
-        point = _summarise(
-            sized, reported, simulate_first_step(sized).step_time_s if with_first else nan
-        )
+        point = _summarise(sized, reported, first_step_s(sized, reported) if with_first else nan)
         if sized.is_main:
             lines = advise(sized, point.memory, point.step_time_s, timed=with_first)
             point = replace(point, memory=replace(point.memory, advice=lines))

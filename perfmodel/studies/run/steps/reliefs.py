@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from operator import attrgetter
 
 import numpy as np
@@ -22,7 +23,13 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
 from perfmodel.studies.run.result import Relief, SizeResult
-from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps, Step
+from perfmodel.studies.run.steps.simulate_step import (
+    ReportedRun,
+    SimulationSetup,
+    simulate_steps,
+    timer_of,
+)
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
@@ -39,6 +46,10 @@ WORTH_SEARCHING = 0.02
 
 RIVAL_SHARE = 0.25
 """Savings of a limit against the largest, from which it may be the largest among events, too."""
+
+DOUBT = 0.1
+"""Share of savings up to which those of a run that is timed again may be off; they were off by
+0.02 at most."""
 
 MOST_OF_IT = 0.5
 """Share of what no communication would save from which a limit explains the wait."""
@@ -168,7 +179,8 @@ class _Search:
     reported: ReportedRun
     disturbances: tuple[Disturbance, ...]
     _steps_s: dict[frozenset[Part], float] = field(default_factory=dict)
-    """Steps without sets of parts that were asked for before."""
+    """Simulated steps without sets of parts."""
+    _near_steps: dict[frozenset[Part], Step] = field(default_factory=dict)
 
     def reliefs(self) -> list[Relief]:
         """Return what limits save alone, and several where none alone explains the wait."""
@@ -196,7 +208,7 @@ class _Search:
         while untried := [part for part in untried if most_s[part] > best_s]:
             # what saves too little together saves too little alone
             several = len(reliefs) == 1 and len(untried) > 2
-            if several and self.relieve(*untried).saves_s <= best_s:
+            if several and not self.saves_enough(best_s, untried):
                 break
             reliefs.append(self.relieve(untried.pop(0)))
             best_s = max(best_s, reliefs[-1].saves_s)
@@ -223,35 +235,56 @@ class _Search:
         Then leave out those that the others do not need.
         """
         enough_s, parts = MOST_OF_IT * free.saves_s, list(order[:1])
-        relief = None
         for part in order[1:]:
             parts.append(part)
-            relief = self.relieve(*parts)
-            if relief.saves_s >= enough_s:
+            if self.saves_enough(enough_s, parts):
                 break
-        if relief is None or relief.saves_s < enough_s:
+        else:
             return free  # what is left is the library's own work
         for part in parts[:-1]:
             fewer = [each for each in parts if each is not part]
-            without = self.relieve(*fewer) if len(fewer) > 1 else None
-            if without is not None and without.saves_s >= enough_s:
-                parts, relief = fewer, without
-        return relief
+            if len(fewer) > 1 and self.saves_enough(enough_s, fewer):
+                parts = fewer
+        return self.relieve(*parts)
 
     def relieve(self, *parts: Part) -> Relief:
-        """Simulate the step as if these parts of the machine were no limit."""
-        fields = {name: value for part in parts for name, value in part.what_if.items()}
-        step_s = once(self._steps_s, frozenset(parts), lambda: self._step_s(parts, fields))
-        names = tuple(part.name for part in parts)
-        return Relief(describe_parts(parts), names, fields, self.reported.step_s - step_s)
+        """Return the step as if these parts of the machine were no limit, as simulated."""
+        near, names = self._near(parts), tuple(part.name for part in parts)
+        if near.is_exact:
+            step_s = near.step_s
+        else:
+            find = partial(self.reported.simulate_again, *reversed(self._without(parts)))
+            step_s = once(self._steps_s, frozenset(parts), find)
+        return Relief(
+            describe_parts(parts), names, _fields_of(parts), self.reported.step_s - step_s
+        )
 
-    def _step_s(self, parts: tuple[Part, ...], fields: Mapping[str, str | float | bool]) -> float:
-        reported, disturbances = self.reported, self.disturbances
-        if parts == (COMMUNICATION,):
-            return reported.simulate_again(disturbances, free=True)
-        machine = apply_what_if(WhatIf.model_validate(fields), reported.setup.machine)
-        disturbances = self.sized.moved_disturbances(machine, disturbances)
-        return reported.simulate_again(disturbances, reported.setup.on(machine))
+    def saves_enough(self, enough_s: float, parts: Sequence[Part]) -> bool:
+        """Whether a step saves so much without these limits; simulated where that is not sure."""
+        saves_s = self.reported.step_s - self._near(parts).step_s
+        if not abs(saves_s - enough_s) > DOUBT * enough_s:
+            saves_s = self.relieve(*parts).saves_s
+        return saves_s >= enough_s
+
+    def _near(self, parts: Sequence[Part]) -> Step:
+        find = partial(self._retimed.step_s, *self._without(parts))
+        return once(self._near_steps, frozenset(parts), find)
+
+    @cached_property
+    def _retimed(self) -> RetimedSteps:
+        return RetimedSteps(self.reported, self.disturbances)
+
+    def _without(self, parts: Sequence[Part]) -> tuple[SimulationSetup, tuple[Disturbance, ...]]:
+        """Return the setup and the disturbances where some parts are no limit."""
+        setup = self.reported.setup
+        if COMMUNICATION in parts:
+            return replace(setup, fidelity="free"), self.disturbances
+        machine = apply_what_if(WhatIf.model_validate(_fields_of(parts)), setup.machine)
+        return setup.on(machine), self.sized.moved_disturbances(machine, self.disturbances)
+
+
+def _fields_of(parts: Iterable[Part]) -> dict[str, str | float | bool]:
+    return {name: value for part in parts for name, value in part.what_if.items()}
 
 
 def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, float]:

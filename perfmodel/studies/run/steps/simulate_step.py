@@ -134,16 +134,12 @@ class ReportedRun:
         self,
         disturbances: Sequence[Disturbance],
         setup: SimulationSetup | None = None,
-        *,
-        free: bool = False,
     ) -> float:
         """Simulate the same steps with other disturbances; mean of the counted ones in seconds.
 
         `setup`: by default the run's own.
-        `free`: let communication take no time.
         """
-        setup = setup or self.setup
-        return simulate_steps(setup, disturbances, self.steps, self.counted, free=free).step_s
+        return simulate_steps(setup or self.setup, disturbances, self.steps, self.counted).step_s
 
 
 def simulate_steps(
@@ -151,16 +147,12 @@ def simulate_steps(
     disturbances: Sequence[Disturbance],
     steps: int,
     counted: int = 1,
-    *,
-    free: bool = False,
 ) -> ReportedRun:
     """Simulate some steps with some disturbances, the last of which are `counted`.
 
-    `free`: let communication take no time.
-
     Raises `InputError`: disturbances that cannot be simulated together.
     """
-    plan, slow = _split_classes(setup, disturbances)
+    plan, slow = split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
     settled_s, jobs = setup.settled_s, (each.background_job for each in disturbances)
     around = Surroundings(
@@ -171,7 +163,7 @@ def simulate_steps(
         tuple(replace(d.process, start_s=settled_s) for d in disturbances if d.process),
     )
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
-    fidelity = "free" if free else setup.fidelity
+    fidelity = setup.fidelity
     if jitters:
         reason = _why_single(plan, timer, fidelity, around)
         if reason is None:
@@ -230,7 +222,7 @@ def _why_single(
 # ---------------------------------------------------------------- ranks
 
 
-def _split_classes(
+def split_classes(
     setup: SimulationSetup, disturbances: Sequence[Disturbance]
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give disturbed ranks classes of their own, one per set of disturbances."""

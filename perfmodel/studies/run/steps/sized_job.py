@@ -16,7 +16,6 @@ from perfmodel.memo import once
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.simulate.engine.engine import Fidelity
-from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, resolve_events
 from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
@@ -317,7 +316,7 @@ class SizedJob:
         """Simulate the very first step with some options; seconds."""
         sized = self.with_options(options)
         with locate_errors(sized):
-            return simulate_first_step(sized).step_time_s
+            return first_step_s(sized)
 
     def setup(
         self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
@@ -419,6 +418,12 @@ def simulate_reported(sized: SizedJob) -> ReportedRun:
     return simulate_steps(setup, sized.disturbances, WARM_UP + counted, counted)
 
 
-def simulate_first_step(sized: SizedJob) -> Run:
-    """Simulate the very first step, before DDP rebuilds its buckets."""
-    return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1).run
+def first_step_s(sized: SizedJob, reported: ReportedRun | None = None) -> float:
+    """Time of the very first step, before DDP rebuilds its buckets; seconds.
+
+    `reported`: a run of the job, which begins with that step where it is planned as all others.
+    """
+    is_alike = sized.plan_for(None, "first") is sized.plan_for(None)
+    if reported and is_alike and not any(each.varies for each in sized.disturbances):
+        return reported.run.step_ends_s[0]
+    return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1).step_time_s

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result import DisturbanceCost, Interval, SizeResult, Uncertainty
-from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps
 from perfmodel.studies.run.steps.simulate_step import (
     ReportedRun,
     SimulationSetup,
@@ -100,7 +101,7 @@ def simulate_uncertainties(
     """Simulate the ends of compute, overlap and network; None where the network's are not known.
 
     Numbers are at their ends one at a time, at fidelity "flow". What varies from step to step is
-    left out of these simulations: their ratios to one that leaves it out, too, are what counts.
+    left out of these steps: their ratios to one that leaves it out, too, are what counts.
 
     `point`: the result without an interval, where something varies from step to step.
     """
@@ -108,37 +109,35 @@ def simulate_uncertainties(
     communicates = sized.size.gpus > 1 and what_if_of(job.scenario).communication
     if communicates and not ensemble.alternatives:
         return None
-    is_usual = reported.counted == 1 and setup.fidelity not in BY_SENDS
-    is_same = is_usual and reported.steps == _steps_to_compare(sized)
-    if is_same:
-        base_s = reported.step_s
-    elif is_usual and point is not None and _knows_first_step(sized, point):
-        base_s = point.first_step_time_s
-    else:
-        base_s = _step_s(sized, setup)
-    share = reported.step_s / base_s
+    quick, steady = setup, sized.steady_disturbances
+    if setup.fidelity in BY_SENDS:
+        quick = replace(setup, fidelity="flow")
+    base = reported
+    if reported.counted > 1 or quick is not setup or len(steady) < len(sized.disturbances):
+        base = simulate_steps(quick, steady, sized.settled)
+    again, share = RetimedSteps(base, steady), reported.step_s / base.step_s
 
-    def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
-        return scaled_ends(origin, share, (_step_s(sized, each) for each in setups))
-
-    computes = sized.setups_with(sized.with_compute, sized.compute, sized.compute_spread)
-    compute = between(name_compute(job), computes)
-    parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
+    ends = dict[str, tuple[SimulationSetup, ...]]()
+    ends[name_compute(job)] = sized.setups_with(
+        sized.with_compute, sized.compute, sized.compute_spread
+    )
+    host, network = f"host of {job.gpu.name}", name_network(sized.machine)
     if sized.launches:
-        quick, slow = sized.setups_with(sized.with_host, sized.host, host_factors())
-        slow_s = _step_s(sized, slow)
-        if slow_s > (1 + LEAST_CHANGE) * base_s:
-            ends_s = _step_s(sized, quick), slow_s
-            parts.append(scaled_ends(f"host of {job.gpu.name}", share, ends_s))
+        ends[host] = sized.setups_with(sized.with_host, sized.host, host_factors())
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
-        slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
-        parts.append(between("overlap", slowed))
-    if communicates and ensemble.bounds:
-        parts.append(between(name_network(sized.machine), map(setup.on, ensemble.bounds)))
-    elif communicates:
-        drawn_s = [_step_s(sized, setup.on(drawn)) for drawn in ensemble.drawn]
-        parts.append(drawn_ends(sized.machine, share, drawn_s, base_s))
+        ends["overlap"] = tuple(replace(quick, slowdown=each) for each in overlap_slowdowns())
+    if communicates:
+        ends[network] = tuple(map(quick.on, ensemble.bounds or ensemble.drawn))
+    steps_s = iter(again.steps_s([each for setups in ends.values() for each in setups]))
+    of_ends = {name: list(islice(steps_s, len(setups))) for name, setups in ends.items()}
+    if host in of_ends and of_ends[host][1] <= (1 + LEAST_CHANGE) * base.step_s:
+        del of_ends[host]
+    drawn_s = of_ends.pop(network) if communicates and not ensemble.bounds else None
+    parts = [scaled_ends(name, share, own_s) for name, own_s in of_ends.items()]
+    parts[1:1] = chance_of_job(sized, reported.step_s, parts[0])
+    if drawn_s is not None:
+        parts.append(drawn_ends(sized.machine, share, drawn_s, base.step_s))
     return with_chance(parts, None if point is None else point.disturbance)
 
 
@@ -215,23 +214,6 @@ def name_compute(job: TrainingJob) -> str:
 def name_network(machine: Machine) -> str:
     """Origin of an uncertainty of the links of a machine."""
     return f"network of {kind_of_machine(machine.topology)}"
-
-
-def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
-    """One settled step without what varies, at fidelity "flow"; seconds."""
-    quick = setup if setup.fidelity == "free" else replace(setup, fidelity="flow")
-    return simulate_steps(quick, sized.steady_disturbances, _steps_to_compare(sized)).step_time_s
-
-
-def _knows_first_step(sized: SizedJob, point: SizeResult) -> bool:
-    """Whether the first step was simulated, and is one as all others."""
-    is_known = not math.isnan(point.first_step_time_s)
-    return is_known and sized.plan_for(None, "first") is sized.plan_for(None)
-
-
-def _steps_to_compare(sized: SizedJob) -> int:
-    """Steps to simulate where ratios count: of many tasks one, whose ends differ as the others'."""
-    return sized.settled if sized.settled == SETTLED_STEPS else 1
 
 
 # ---------------------------------------------------------------- small changes of the network

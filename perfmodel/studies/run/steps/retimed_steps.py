@@ -1,0 +1,156 @@
+"""Steps with other durations or on other machines: timed again where that is near enough.
+
+Most of what is asked about a step is the step with other numbers: ends of its interval, parts of
+the machine that are no limit. One pass through the run that was simulated answers all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.memo import grouped
+from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
+from perfmodel.simulate.engine.retiming import (
+    Call,
+    Durations,
+    Retimed,
+    can_be_retimed,
+    retime,
+    works_s,
+)
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.steps.simulate_step import (
+    ReportedRun,
+    SimulationSetup,
+    split_classes,
+    timer_of,
+)
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+
+MOST_MET = 0.1
+"""Share of its time by which collectives may have been delayed by each other in a run that is timed
+again. Up to 4 % ends of intervals are off by up to 2e-4: see tests/studies/run/steps."""
+ROUNDING = 1e-9
+"""Share of a time up to which it is the same."""
+
+
+class Step(NamedTuple):
+    """A step, and whether a simulation would give the same."""
+
+    step_s: float
+    is_exact: bool
+
+
+@dataclass(frozen=True)
+class RetimedSteps:
+    """A simulated run, and what its steps take with other numbers.
+
+    `base`: at fidelity "flow"; `disturbances`: its own.
+    """
+
+    base: ReportedRun
+    disturbances: Sequence[Disturbance]
+
+    @cached_property
+    def met(self) -> float:
+        """Share of its time by which communication was delayed by other communication.
+
+        Infinite where the run cannot be timed again.
+        """
+        setup, plan = self.base.setup, self.base.plan
+        varies = any(each.varies or each.traffic for each in self.disturbances)
+        by_messages = setup.fidelity in BY_SENDS or uses_sockets(setup.machine, setup.fidelity)
+        if varies or by_messages or not can_be_retimed(plan):
+            return np.inf
+        alone_s = dict(zip((task.work for task in plan.tasks), self._alone_s, strict=True))
+        calls = [e for e in self.base.run.executions if isinstance(e[0].work, Collective)]
+        took_s = sum(ended_s - began_s for _, _, began_s, ended_s, *_ in calls)
+        least_s = sum(alone_s[task.work] for task, *_ in calls)
+        return (took_s - least_s) / took_s if took_s else 0.0
+
+    @cached_property
+    def _alone_s(self) -> FloatArray:
+        return times_alone_s(self.base.plan, timer_of(self.base.setup, self.disturbances))
+
+    def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
+        """Return the mean counted step of each setup, simulated where it has to be; seconds."""
+        if self.met > MOST_MET:
+            return [self.base.simulate_again(self.disturbances, setup) for setup in setups]
+        return self._counted_s(self._retimed(setups))
+
+    def step_s(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Step:
+        """Return the mean counted step of a setup with the same disturbances on its machine."""
+        if self.met > MOST_MET:
+            return Step(np.nan, is_exact=False)
+        retimed = self._retimed([setup], disturbances)
+        is_exact = self.met <= ROUNDING and retimed.overlaps(0) <= self._overlaps
+        return Step(self._counted_s(retimed)[0], is_exact)
+
+    @cached_property
+    def _overlaps(self) -> frozenset[frozenset[Call]]:
+        return self._retimed([self.base.setup]).overlaps(0)
+
+    def _retimed(
+        self, setups: Sequence[SimulationSetup], disturbances: Sequence[Disturbance] | None = None
+    ) -> Retimed:
+        around = self.disturbances if disturbances is None else disturbances
+        changes = [self._durations(setup, around) for setup in setups]
+        return retime(self.base.plan, self.base.run, changes)
+
+    def _counted_s(self, retimed: Retimed) -> list[float]:
+        ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)
+        steps_s: list[float] = (ends_s[-1] - ends_s[-1 - self.base.counted]).tolist()
+        return [step_s / self.base.counted for step_s in steps_s]
+
+    def _durations(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Durations:
+        plan = split_classes(setup, disturbances)[0]
+        factors = np.ones(len(plan.tasks))
+        if setup.fidelity == "free":
+            factors = np.where(self._alone_s > 0, 0.0, 1.0)
+        elif setup.machine is not self.base.setup.machine:
+            new_s = times_alone_s(plan, timer_of(setup, disturbances))
+            np.divide(new_s, self._alone_s, out=factors, where=self._alone_s > 0)
+        usual = setup.machine.topology.gpu.overlap_slowdown
+        return Durations(
+            works_s(plan), factors, usual if setup.slowdown is None else setup.slowdown
+        )
+
+
+def times_alone_s(plan: StepPlan, timer: UncontendedTimer) -> FloatArray:
+    """Return the time of each collective of a plan with its links for itself, 0 of work.
+
+    Shape (tasks,); seconds.
+    """
+    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
+    groups_of = {
+        name: several
+        for name, groups in plan.groups_of.items()
+        if (several := tuple(group for group in groups if len(group) > 1))
+    }
+    communicators = grouped(
+        ((work.op, work.nbytes, work.root), work.communicator)
+        for work in works
+        if work.communicator in groups_of
+    )
+    time_s = dict[tuple[str, int, int, str], float]()
+    for (op, nbytes, root), names in communicators.items():
+        distinct = list(dict.fromkeys(names))
+        groups = tuple(group for name in distinct for group in groups_of[name])
+        times_s = iter(timer.times_s(op, nbytes, groups, root))
+        for name in distinct:
+            time_s[op, nbytes, root, name] = max(islice(times_s, len(groups_of[name])))
+
+    def of(work: object) -> float:
+        if not isinstance(work, Collective):
+            return 0.0
+        return work.times * time_s.get((work.op, work.nbytes, work.root, work.communicator), 0.0)
+
+    return np.array([of(task.work) for task in plan.tasks])
