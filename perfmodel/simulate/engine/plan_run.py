@@ -19,7 +19,6 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.outcome import TaskExecution
@@ -32,13 +31,13 @@ from perfmodel.simulate.engine.task_graph import (
     StepState,
     StreamState,
     Work,
+    call_of,
     class_factor,
     collective_text,
     participants_of,
     task_graph,
 )
 from perfmodel.simulate.network import CollectiveCall, Network
-from perfmodel.simulate.uncontended import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Stream, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
@@ -46,8 +45,6 @@ Stretch = Callable[[int, int], float | NDArray[np.float64]]
 
 MAX_STEPS_AHEAD = 8
 """Steps that a job without an end may be ahead of its slowest stream, to bound memory."""
-
-_ROOTED_COLLECTIVES = ROOTED - MESSAGES
 
 
 class PlanRun:
@@ -363,7 +360,7 @@ class PlanRun:
                 self._free(state, index)
 
         try:
-            ended = self._network.collective(*self._call(work, participants))
+            ended = self._network.collective(*call_of(work, participants, self._groups))
         except TopologyError as error:
             name = collective_text(*self._rendezvous.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
@@ -371,20 +368,12 @@ class PlanRun:
         if self.on_collective is not None:
             self.on_collective(self.plan.tasks[members[-1][1]])
 
-    def _call(self, work: Collective, participants: Participants) -> CollectiveCall:
-        """Return what the network is asked for."""
-        groups, root = participants.groups, work.root
-        if work.op in _ROOTED_COLLECTIVES:
-            # its root may be of other classes, which start by themselves
-            root = root_in(groups[0], self._groups[work.communicator], root)
-        return work.op, work.nbytes, groups, root, work.times
-
     def _calls(self) -> Iterator[CollectiveCall]:
         """Yield what the network will be asked for in a step."""
         for task in self.plan.tasks:
             if isinstance(task.work, Collective):
                 participants = self._participants[task.work.communicator]
-                yield self._call(task.work, participants[task.rank_class])
+                yield call_of(task.work, participants[task.rank_class], self._groups)
 
     def names_in_progress(self) -> list[str]:
         """Return the names of the collectives in progress, with the first of their classes."""

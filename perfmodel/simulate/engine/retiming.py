@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.simulate.engine.task_graph import participants_of
+from perfmodel.simulate.engine.task_graph import call_of, participants_of
+from perfmodel.simulate.network import CollectiveCall
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 
@@ -45,12 +49,8 @@ def works_s(plan: StepPlan) -> FloatArray:
 
 def can_be_retimed(plan: StepPlan) -> bool:
     """Whether tasks of a plan wait for nothing but other tasks and their turn."""
-    one_by_one = all(stream.workers == 1 for stream in plan.streams)
-    return one_by_one and not any(task.acquires or task.core_s for task in plan.tasks)
-
-
-Call = tuple[str, str, int, str]
-"""Which collective it is, whenever it runs: communicator, operation, bytes, first class."""
+    several = {stream.name for stream in plan.streams if stream.workers > 1}
+    return not any(task.acquires or task.core_s or task.stream in several for task in plan.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,68 +58,69 @@ class Retimed:
     """A run with other durations.
 
     `step_ends_s`: when its steps end; seconds, shape (steps, changes).
+    `are_in_order`: whether work was slowed by all collectives in progress meanwhile, as far as each
+        has its links for itself; shape (changes,).
     """
 
     step_ends_s: FloatArray
-    _calls: Sequence[tuple[Call, FloatArray, FloatArray]]
+    are_in_order: NDArray[np.bool_]
+    _calls: Sequence[tuple[CollectiveCall, FloatArray, FloatArray]]
 
-    def overlaps(self, change: int) -> frozenset[frozenset[Call]]:
+    def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
         """Return the pairs of collectives that are in progress at the same time.
 
         `change`: number of the durations.
         """
-        pairs, active = set[frozenset[Call]](), list[tuple[float, Call]]()
+        pairs, active = set[frozenset[CollectiveCall]](), list[tuple[float, CollectiveCall]]()
         intervals = ((float(a[change]), float(b[change]), call) for call, a, b in self._calls)
-        for start_s, end_s, call in sorted(intervals):
+        for start_s, end_s, call in sorted(intervals, key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
             active.append((end_s, call))
         return frozenset(pairs)
 
 
-def retime(plan: StepPlan, run: Run, changes: Sequence[Durations]) -> Retimed:
-    """Return what a run takes with other durations.
+@dataclass(frozen=True)
+class RunOrder:
+    """What ran, causes before effects, to be timed again.
 
-    Parameters
-    ----------
-    plan : StepPlan
-        Of the run; see `can_be_retimed`.
-    run : Run
-        Without jitter, on a machine that did not change, with no other traffic.
-    changes : sequence of Durations
-        In place of the run's own.
+    `plan`: of the run; see `can_be_retimed`.
+    `run`: without jitter, on a machine that did not change, with no other traffic.
     """
-    work_s = np.array([each.work_s for each in changes]).T.copy()
-    factors = np.array([each.factors for each in changes]).T.copy()
-    slowdowns = np.array([each.slowdown for each in changes])
-    on_host = {stream.name for stream in plan.streams if stream.kind == "host"}
-    slowed = {stream.name for stream in plan.streams if stream.kind == "compute"}
-    overlaps = _Overlaps(slowdowns) if (slowdowns > 1.0).any() else None
-    none_s = np.zeros(len(changes))
-    ends_s = [none_s] * (len(plan.tasks) * len(run.step_ends_s))
-    step_ends_s = np.zeros((len(run.step_ends_s), len(changes)))
-    calls = list[tuple[Call, FloatArray, FloatArray]]()
-    for node in _nodes(plan, run):
-        first, *others = node.waits or (-1,)
-        start_s = ends_s[first] if node.waits else none_s
-        for other in others:
-            start_s = np.maximum(start_s, ends_s[other])
-        task, began_s, ended_s, stretch = node.task, *node.execution[2:4], node.execution[5]
-        if isinstance(work := task.work, Collective):
-            end_s = start_s + (ended_s - began_s) * factors[node.index]
-            call = (work.communicator, work.op, work.nbytes, node.classes[0])
-            calls.append((call, start_s, end_s))
-            if overlaps is not None:
-                overlaps.add(node.classes, _Interval(began_s, ended_s, start_s, end_s))
-        else:
-            end_s = start_s + work_s[node.index] * stretch
-            if overlaps is not None and task.stream in slowed:
-                end_s = overlaps.slow(task.rank_class, (began_s, ended_s), start_s, end_s)
-        for place in node.places:
-            ends_s[place] = end_s
-        if task.stream not in on_host:
-            np.maximum(step_ends_s[node.step], end_s, out=step_ends_s[node.step])
-    return Retimed(step_ends_s, calls)
+
+    plan: StepPlan
+    run: Run
+
+    @cached_property
+    def _nodes(self) -> list[_Node]:
+        return _nodes(self.plan, self.run)
+
+    def retime(self, changes: Sequence[Durations]) -> Retimed:
+        """Return what the run takes with other durations."""
+        work_s = np.array([each.work_s for each in changes]).T.copy()
+        factors = np.array([each.factors for each in changes]).T.copy()
+        overlaps = _Overlaps(np.array([each.slowdown for each in changes]))
+        kinds, none_s = self.plan.stream_kinds, np.zeros(len(changes))
+        ends_s = [none_s] * (len(self.plan.tasks) * len(self.run.step_ends_s))
+        step_ends_s = np.zeros((len(self.run.step_ends_s), len(changes)))
+        calls = list[tuple[CollectiveCall, FloatArray, FloatArray]]()
+        for node in self._nodes:
+            start_s = none_s
+            for place in node.waits:
+                start_s = ends_s[place] if start_s is none_s else np.maximum(start_s, ends_s[place])
+            if node.call is not None:
+                end_s = start_s + (node.ended_s - node.began_s) * factors[node.index]
+                calls.append((node.call, start_s, end_s))
+                overlaps.add(node, start_s, end_s)
+            else:
+                end_s = start_s + work_s[node.index] * node.stretch
+                if kinds[node.task.stream] == "compute":
+                    end_s = overlaps.slow(node, start_s, end_s)
+            for place in node.places:
+                ends_s[place] = end_s
+            if kinds[node.task.stream] != "host":
+                np.maximum(step_ends_s[node.step], end_s, out=step_ends_s[node.step])
+        return Retimed(step_ends_s, overlaps.are_in_order, calls)
 
 
 # ---------------------------------------------------------------- who waits for whom
@@ -128,48 +129,68 @@ def retime(plan: StepPlan, run: Run, changes: Sequence[Durations]) -> Retimed:
 class _Node(NamedTuple):
     """A piece of work, or a collective with the tasks of all classes that take part.
 
+    `index`: of its first task in the plan. `call`: what a collective is; None for work.
+    `began_s`, `ended_s`: in the run. `stretch`: on the work.
     `places`: of its tasks among those of all steps; `waits`: of those that it waits for.
-    `index`: of its first task in the plan.
     """
 
     task: Task
     step: int
     index: int
-    execution: TaskExecution
+    call: CollectiveCall | None
+    began_s: float
+    ended_s: float
+    stretch: float
     classes: tuple[str, ...]
     places: tuple[int, ...]
     waits: tuple[int, ...]
 
 
-def _nodes(plan: StepPlan, run: Run) -> Iterator[_Node]:
-    """Yield what ran, work by its end and collectives by their start: causes before effects.
+def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
+    """List what ran, causes before effects, and collectives as soon as what they wait for.
 
-    When work is timed, all collectives that may have slowed it down have been.
+    When work is timed, most collectives that may slow it down have been.
     """
     waits, together, tasks = _waits(plan), _members(plan), len(plan.tasks)
-    done = set[int]()
-    for index, execution in sorted(_indexed(plan, run), key=lambda each: _moment(each[1])):
-        task, step = execution[:2]
+    done, nodes = set[int](), list[_Node]()
+    for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
         if first + index in done:
             continue
-        members = together.get(index, (index,))
-        places = tuple(first + member for member in members)
-        own = [waits[member] for member in members]
-        needs = dict.fromkeys(
-            chain(
-                (first + at for same, _ in own for at in same),
-                (first - tasks + at for _, before in own for at in before if step),
-            )
-        )
-        classes = tuple(plan.tasks[member].rank_class for member in members)
+        members, call = together.get(index, ((index,), None))
+        places = tuple([first + member for member in members])
+        needs = [first + at for member in members for at in waits[member][0]]
+        if step:
+            needs += [first - tasks + at for member in members for at in waits[member][1]]
+        classes = tuple([plan.tasks[member].rank_class for member in members])
         done.update(places)
-        yield _Node(task, step, index, execution, classes, places, tuple(needs))
+        times_s = began_s, ended_s, stretch
+        nodes.append(_Node(task, step, index, call, *times_s, classes, places, tuple(needs)))
+    return _in_order(nodes)
 
 
-def _moment(execution: TaskExecution) -> float:
-    task, _, began_s, ended_s, *_ = execution
-    return began_s if isinstance(task.work, Collective) else ended_s
+def _in_order(nodes: Sequence[_Node]) -> list[_Node]:
+    """Put nodes behind what they wait for: collectives first, then what ended first in the run."""
+    node_of = {place: number for number, node in enumerate(nodes) for place in node.places}
+    missing, users = [len(node.waits) for node in nodes], defaultdict[int, list[int]](list)
+    keys = [
+        (0, node.began_s, at) if node.call is not None else (1, node.ended_s, at)
+        for at, node in enumerate(nodes)
+    ]
+    for number, node in enumerate(nodes):
+        for place in node.waits:
+            users[node_of[place]].append(number)
+    ready = [key for key, waits_for in zip(keys, missing, strict=True) if not waits_for]
+    heapify(ready)
+    ordered = list[_Node]()
+    while ready:
+        *_, number = heappop(ready)
+        ordered.append(nodes[number])
+        for user in users[number]:
+            missing[user] -= 1
+            if not missing[user]:
+                heappush(ready, keys[user])
+    return ordered
 
 
 def _indexed(plan: StepPlan, run: Run) -> Iterator[tuple[int, TaskExecution]]:
@@ -204,24 +225,30 @@ def _waits(plan: StepPlan) -> list[tuple[list[int], list[int]]]:
     return waits
 
 
-def _members(plan: StepPlan) -> dict[int, tuple[int, ...]]:
-    """Return the tasks that are the same collective, by each of them."""
-    participants = participants_of(plan)
-    calls = grouped(
-        ((work.key, participants[work.communicator][task.rank_class].classes[0]), at)
+def _members(plan: StepPlan) -> dict[int, tuple[tuple[int, ...], CollectiveCall]]:
+    """Return the tasks that are the same collective, and that collective, by each of them."""
+    participants, groups_of = participants_of(plan), plan.groups_of
+    same = grouped(
+        ((work.key, participants[work.communicator][task.rank_class]), at)
         for at, task in enumerate(plan.tasks)
         if isinstance(work := task.work, Collective)
     )
-    return {at: tuple(members) for members in calls.values() for at in members}
+    return {
+        at: (tuple(members), call_of(plan.tasks[at].work, taking_part, groups_of))
+        for (_, taking_part), members in same.items()
+        for at in members
+    }
 
 
 # ---------------------------------------------------------------- slowdown
 
 
 class _Interval(NamedTuple):
-    """A collective in the run, and with the other durations; the latter have shape (changes,)."""
+    """A collective with other durations; arrays have shape (changes,).
 
-    began_s: float
+    `ended_s`: in the run.
+    """
+
     ended_s: float
     start_s: FloatArray
     end_s: FloatArray
@@ -237,25 +264,26 @@ class _Overlaps:
     slowdowns: FloatArray
 
     def __post_init__(self) -> None:
+        none_s = np.zeros(len(self.slowdowns))
+        self.are_in_order = np.ones(len(self.slowdowns), dtype=np.bool_)
+        self._slows = bool((self.slowdowns > 1.0).any())
         self._of_class = defaultdict[str, list[_Interval]](list)
+        self._timed_s = defaultdict[str, FloatArray](lambda: none_s)
 
-    def add(self, classes: Sequence[str], interval: _Interval) -> None:
-        """Note a collective of some classes, in the order of their starts in the run."""
-        for name in classes:
-            self._of_class[name].append(interval)
+    def add(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> None:
+        """Note a collective: in order if it is the last to start, and after work that is timed."""
+        for name in node.classes if self._slows else ():
+            self.are_in_order &= (start_s >= self._timed_s[name]) | (end_s <= start_s)
+            self._timed_s[name] = np.maximum(self._timed_s[name], start_s)
+            self._of_class[name].append(_Interval(node.ended_s, start_s, end_s))
 
-    def slow(
-        self, rank_class: str, ran_s: tuple[float, float], start_s: FloatArray, end_s: FloatArray
-    ) -> FloatArray:
-        """Delay work by the collectives that are in progress meanwhile.
-
-        `ran_s`: start and end in the run. `end_s`: when it ends without collectives.
-        """
-        intervals = self._of_class[rank_class]
+    def slow(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
+        """Delay work, which ends at `end_s` by itself, by the collectives in progress meanwhile."""
+        intervals = self._of_class[node.task.rank_class]
         intervals[:] = [
             each
             for each in intervals
-            if each.ended_s > ran_s[0] or bool((each.end_s > start_s).any())
+            if each.ended_s > node.began_s or (each.end_s > start_s).any()
         ]
         until_s = start_s
         for each in intervals:
@@ -264,4 +292,6 @@ class _Overlaps:
             most_s = (each.end_s - begin_s) * (1.0 - 1.0 / self.slowdowns)
             end_s = end_s + np.maximum(0.0, np.minimum(slow_s, most_s))
             until_s = np.maximum(until_s, each.end_s)
+        timed_s = self._timed_s[node.task.rank_class]
+        self._timed_s[node.task.rank_class] = np.maximum(timed_s, end_s)
         return end_s

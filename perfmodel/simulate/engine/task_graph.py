@@ -13,7 +13,10 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
+from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError
+from perfmodel.simulate.network import CollectiveCall
+from perfmodel.simulate.uncontended import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -238,6 +241,17 @@ def _of_communicator(
             groups[place_of[member]].append(group)
     both = zip(map(tuple, names), map(RankGroups, groups), strict=True)
     return {name: part for part in starmap(Participants, both) for name in part.classes}
+
+
+def call_of(
+    work: Collective, participants: Participants, groups_of: Mapping[str, tuple[RankGroup, ...]]
+) -> CollectiveCall:
+    """Return what a network is asked for; `groups_of`: all groups of each communicator."""
+    groups, root = participants.groups, work.root
+    if work.op in ROOTED - MESSAGES:
+        # its root may be of other classes, which start by themselves
+        root = root_in(groups[0], groups_of[work.communicator], root)
+    return work.op, work.nbytes, groups, root, work.times
 
 
 def class_factor(task: Task, factors: float | FloatArray) -> float:

@@ -33,6 +33,7 @@ from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.layout_use import layout_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.reliefs import simulate_reliefs
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
     SizedJob,
@@ -82,7 +83,8 @@ def simulate_size(
     """
     with locate_errors(sized):
         reported = reported or simulate_reported(sized)
-        point = _summarise(sized, reported, first_step_s(sized, reported) if with_first else nan)
+        again = RetimedSteps(reported, sized.disturbances)
+        point = _summarise(sized, reported, first_step_s(sized, again) if with_first else nan)
         if sized.is_main:
             lines = advise(sized, point.memory, point.step_time_s, timed=with_first)
             point = replace(point, memory=replace(point.memory, advice=lines))
@@ -90,10 +92,10 @@ def simulate_size(
             return point
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
-        point = with_interval(point, simulate_uncertainties(sized, reported, point))
+        point = with_interval(point, simulate_uncertainties(sized, again, point))
         if not with_limits:
             return point
-        reliefs = simulate_reliefs(sized, reported, point)
+        reliefs = simulate_reliefs(sized, again, point)
         bottleneck = name_bottleneck(sized, reported, point, reliefs)
         notes = [*point.notes, *_describe_profile(sized, reported)]
         notes += describe_sensitivity(sized, reported)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -120,14 +120,12 @@ def describe_parts(parts: Sequence[Part]) -> str:
     return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
 
 
-def simulate_reliefs(
-    sized: SizedJob, reported: ReportedRun, point: SizeResult
-) -> tuple[Relief, ...]:
+def simulate_reliefs(sized: SizedJob, again: RetimedSteps, point: SizeResult) -> tuple[Relief, ...]:
     """Simulate the step without each limit that may matter; the one that saves most first.
 
     Communication is looked into where more than 2 % of the step wait for it or are slowed by it.
     """
-    step_s, reliefs = point.step_time_s, list[Relief]()
+    reported, step_s, reliefs = again.base, point.step_time_s, list[Relief]()
     if point.breakdown_s["idle"] > IDLE_WORTH_NAMING * step_s:
         saves_s = reported.step_s - reported.simulate_again(
             sized.disturbances,
@@ -136,7 +134,7 @@ def simulate_reliefs(
         reliefs.append(Relief(describe_parts([HOST]), (HOST.name,), {}, saves_s))
     waits_s = point.exposed_comm_s + point.breakdown_s["slowdown"]
     if point.exposed_comm_s > 0 and waits_s > WORTH_SEARCHING * step_s:
-        reliefs += _relieve_communication(sized, reported)
+        reliefs += _relieve_communication(sized, again)
     return by_savings(reliefs)
 
 
@@ -145,29 +143,30 @@ def by_savings(reliefs: Iterable[Relief]) -> tuple[Relief, ...]:
     return tuple(sorted(reliefs, key=lambda relief: -relief.saves_s))
 
 
-def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relief]:
+def _relieve_communication(sized: SizedJob, again: RetimedSteps) -> list[Relief]:
     """Find the limits of communication at fidelity "flow".
 
     Where steps differ, those of the steps without what varies are found, and the largest simulated
     with it.
     """
-    setup, varies = reported.setup, reported.counted > 1
+    reported, setup, varies = again.base, again.base.setup, again.base.counted > 1
     if setup.fidelity in BY_SENDS:
         setup = replace(setup, fidelity="flow")
     if setup is reported.setup and not varies:
-        return _Search(sized, reported, sized.disturbances).reliefs()
+        return _Search(sized, again).reliefs()
     steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)
-    reliefs = by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
+    alone = _Search(sized, RetimedSteps(steady, sized.steady_disturbances))
+    reliefs = by_savings(alone.reliefs())
     if not varies or not reliefs:
         return list(reliefs)
     if setup is not reported.setup:  # savings are differences of steps of one fidelity
         reported = simulate_steps(setup, sized.disturbances, reported.steps, reported.counted)
-    whole = _Search(sized, reported, sized.disturbances)
-    alone = next((each for each in reliefs if len(each.parts) == 1), None)
+    whole = _Search(sized, RetimedSteps(reported, sized.disturbances))
+    first = next((each for each in reliefs if len(each.parts) == 1), None)
     return [
         whole.relieve(*(PARTS[name] for name in each.parts))
         for each in reliefs
-        if each is alone or each.saves_s >= RIVAL_SHARE * reliefs[0].saves_s
+        if each is first or each.saves_s >= RIVAL_SHARE * reliefs[0].saves_s
     ]
 
 
@@ -176,18 +175,20 @@ class _Search:
     """The limits of communication in a run with some disturbances."""
 
     sized: SizedJob
-    reported: ReportedRun
-    disturbances: tuple[Disturbance, ...]
+    again: RetimedSteps
     _steps_s: dict[frozenset[Part], float] = field(default_factory=dict)
     """Simulated steps without sets of parts."""
     _near_steps: dict[frozenset[Part], Step] = field(default_factory=dict)
+    _setups: dict[frozenset[Part], tuple[SimulationSetup, tuple[Disturbance, ...]]] = field(
+        default_factory=dict
+    )
 
     def reliefs(self) -> list[Relief]:
         """Return what limits save alone, and several where none alone explains the wait."""
         free = self.relieve(COMMUNICATION)
-        timer = timer_of(self.reported.setup, self.disturbances)
-        busy_s = _busy_by_part(timer, self.reported)
-        others = (LATENCY, LIBRARY) if _has_rates(self.reported.plan, timer) else (LATENCY,)
+        timer = timer_of(self.again.base.setup, self.again.disturbances)
+        busy_s = _busy_by_part(timer, self.again.base)
+        others = (LATENCY, LIBRARY) if _has_rates(self.again.base.plan, timer) else (LATENCY,)
         most_s = self._most_s(busy_s, others)
         reliefs = self._relieve_singly(
             {part: min(free.saves_s, most_s[part]) for part in (LATENCY, *busy_s, *others)}
@@ -203,7 +204,7 @@ class _Search:
         `most_s`: most that each may save; seconds.
         """
         reliefs: list[Relief] = []
-        best_s = WORTH_NAMING * self.reported.step_s
+        best_s = WORTH_NAMING * self.again.base.step_s
         untried = sorted(most_s, key=lambda part: -most_s[part])
         while untried := [part for part in untried if most_s[part] > best_s]:
             # what saves too little together saves too little alone
@@ -220,7 +221,7 @@ class _Search:
         Communication takes as long as the busiest of the other kinds of link, at least; and links
         that are busy now here, now there, hold it up for about twice as long as one of them is.
         """
-        comm_s = self.reported.parts.comm_s
+        comm_s = self.again.base.parts.comm_s
 
         def left_s(part: Part | None) -> float:
             return max((busy_s[other] for other in busy_s if other is not part), default=0.0)
@@ -253,34 +254,33 @@ class _Search:
         if near.is_exact:
             step_s = near.step_s
         else:
-            find = partial(self.reported.simulate_again, *reversed(self._without(parts)))
+            find = partial(self.again.base.simulate_again, *reversed(self._without(parts)))
             step_s = once(self._steps_s, frozenset(parts), find)
         return Relief(
-            describe_parts(parts), names, _fields_of(parts), self.reported.step_s - step_s
+            describe_parts(parts), names, _fields_of(parts), self.again.base.step_s - step_s
         )
 
     def saves_enough(self, enough_s: float, parts: Sequence[Part]) -> bool:
         """Whether a step saves so much without these limits; simulated where that is not sure."""
-        saves_s = self.reported.step_s - self._near(parts).step_s
+        saves_s = self.again.base.step_s - self._near(parts).step_s
         if not abs(saves_s - enough_s) > DOUBT * enough_s:
             saves_s = self.relieve(*parts).saves_s
         return saves_s >= enough_s
 
     def _near(self, parts: Sequence[Part]) -> Step:
-        find = partial(self._retimed.step_s, *self._without(parts))
+        find = partial(self.again.step_s, *self._without(parts))
         return once(self._near_steps, frozenset(parts), find)
-
-    @cached_property
-    def _retimed(self) -> RetimedSteps:
-        return RetimedSteps(self.reported, self.disturbances)
 
     def _without(self, parts: Sequence[Part]) -> tuple[SimulationSetup, tuple[Disturbance, ...]]:
         """Return the setup and the disturbances where some parts are no limit."""
-        setup = self.reported.setup
+        return once(self._setups, frozenset(parts), partial(self._set_up, parts))
+
+    def _set_up(self, parts: Sequence[Part]) -> tuple[SimulationSetup, tuple[Disturbance, ...]]:
+        setup = self.again.base.setup
         if COMMUNICATION in parts:
-            return replace(setup, fidelity="free"), self.disturbances
+            return replace(setup, fidelity="free"), self.again.disturbances
         machine = apply_what_if(WhatIf.model_validate(_fields_of(parts)), setup.machine)
-        return setup.on(machine), self.sized.moved_disturbances(machine, self.disturbances)
+        return setup.on(machine), self.sized.moved_disturbances(machine, self.again.disturbances)
 
 
 def _fields_of(parts: Iterable[Part]) -> dict[str, str | float | bool]:

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.memo import grouped
+from perfmodel.memo import grouped, once
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.simulate.engine.retiming import (
-    Call,
     Durations,
     Retimed,
+    RunOrder,
     can_be_retimed,
-    retime,
     works_s,
 )
+from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
+from perfmodel.simulate.network import CollectiveCall
+from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.simulate_step import (
@@ -76,9 +78,10 @@ class RetimedSteps:
         least_s = sum(alone_s[task.work] for task, *_ in calls)
         return (took_s - least_s) / took_s if took_s else 0.0
 
-    @cached_property
-    def _alone_s(self) -> FloatArray:
-        return times_alone_s(self.base.plan, timer_of(self.base.setup, self.disturbances))
+    @property
+    def is_met(self) -> bool:
+        """Whether some communication was delayed by other communication, or it is not known."""
+        return self.met > ROUNDING
 
     def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
         """Return the mean counted step of each setup, simulated where it has to be; seconds."""
@@ -90,20 +93,30 @@ class RetimedSteps:
         """Return the mean counted step of a setup with the same disturbances on its machine."""
         if self.met > MOST_MET:
             return Step(np.nan, is_exact=False)
-        retimed = self._retimed([setup], disturbances)
-        is_exact = self.met <= ROUNDING and retimed.overlaps(0) <= self._overlaps
-        return Step(self._counted_s(retimed)[0], is_exact)
+        retimed, is_free = self._retimed([setup], disturbances), setup.fidelity == "free"
+        fresh = () if is_free or self.is_met else retimed.overlaps(0) - self._overlaps
+        timer = timer_of(setup, disturbances)
+        meets = any(share_links(timer, *pair, *([] if len(pair) > 1 else pair)) for pair in fresh)
+        is_alone = is_free or not (self.is_met or meets)
+        return Step(self._counted_s(retimed)[0], is_alone and bool(retimed.are_in_order[0]))
 
     @cached_property
-    def _overlaps(self) -> frozenset[frozenset[Call]]:
+    def _alone_s(self) -> FloatArray:
+        return times_alone_s(self.base.plan, timer_of(self.base.setup, self.disturbances))
+
+    @cached_property
+    def _order(self) -> RunOrder:
+        return RunOrder(self.base.plan, self.base.run)
+
+    @cached_property
+    def _overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
         return self._retimed([self.base.setup]).overlaps(0)
 
     def _retimed(
         self, setups: Sequence[SimulationSetup], disturbances: Sequence[Disturbance] | None = None
     ) -> Retimed:
         around = self.disturbances if disturbances is None else disturbances
-        changes = [self._durations(setup, around) for setup in setups]
-        return retime(self.base.plan, self.base.run, changes)
+        return self._order.retime([self._durations(setup, around) for setup in setups])
 
     def _counted_s(self, retimed: Retimed) -> list[float]:
         ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)
@@ -119,9 +132,24 @@ class RetimedSteps:
             new_s = times_alone_s(plan, timer_of(setup, disturbances))
             np.divide(new_s, self._alone_s, out=factors, where=self._alone_s > 0)
         usual = setup.machine.topology.gpu.overlap_slowdown
-        return Durations(
-            works_s(plan), factors, usual if setup.slowdown is None else setup.slowdown
-        )
+        slowdown = usual if setup.slowdown is None else setup.slowdown
+        return Durations(works_s(plan), factors, slowdown)
+
+
+def share_links(timer: UncontendedTimer, *calls: CollectiveCall) -> bool:
+    """Whether the first of some collectives has a link in common with one of the others."""
+    joined, sets = timer.keep(JoinedCollectives), timer.keep_laid(LinkSets)
+    links = [
+        [
+            once(sets, stage.edges, partial(LinkSet, stage.edges.arcs))
+            for lowered in joined.of(
+                timer, op, nbytes, groups, root, number=joined.number_of(groups), times=times
+            )
+            for stage in lowered.stages
+        ]
+        for op, nbytes, groups, root, times in calls
+    ]
+    return any(own.meets(other) for own in links[0] for others in links[1:] for other in others)
 
 
 def times_alone_s(plan: StepPlan, timer: UncontendedTimer) -> FloatArray:

@@ -44,6 +44,7 @@ from perfmodel.studies.run.steps.output_analysis import (
     WARM_UP,
     count_needed_steps,
 )
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps
 from perfmodel.studies.run.steps.simulate_step import (
     ReportedRun,
     SimulationSetup,
@@ -418,12 +419,13 @@ def simulate_reported(sized: SizedJob) -> ReportedRun:
     return simulate_steps(setup, sized.disturbances, WARM_UP + counted, counted)
 
 
-def first_step_s(sized: SizedJob, reported: ReportedRun | None = None) -> float:
+def first_step_s(sized: SizedJob, again: RetimedSteps | None = None) -> float:
     """Time of the very first step, before DDP rebuilds its buckets; seconds.
 
-    `reported`: a run of the job, which begins with that step where it is planned as all others.
+    `again`: a run of the job, which begins with that step where it is planned as all others, and
+        no communication was delayed by that of another step.
     """
     is_alike = sized.plan_for(None, "first") is sized.plan_for(None)
-    if reported and is_alike and not any(each.varies for each in sized.disturbances):
-        return reported.run.step_ends_s[0]
+    if again and is_alike and not again.is_met:
+        return again.base.run.step_ends_s[0]
     return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1).step_time_s

@@ -96,26 +96,27 @@ MOST_TIMES_CHANGE = 2.0
 
 
 def simulate_uncertainties(
-    sized: SizedJob, reported: ReportedRun, point: SizeResult | None = None
+    sized: SizedJob, again: RetimedSteps, point: SizeResult | None = None
 ) -> tuple[Uncertainty, ...] | None:
     """Simulate the ends of compute, overlap and network; None where the network's are not known.
 
     Numbers are at their ends one at a time, at fidelity "flow". What varies from step to step is
     left out of these steps: their ratios to one that leaves it out, too, are what counts.
 
+    `again`: the reported run.
     `point`: the result without an interval, where something varies from step to step.
     """
-    job, ensemble, setup = sized.job, sized.ensemble, reported.setup
+    job, ensemble, reported, setup = sized.job, sized.ensemble, again.base, again.base.setup
     communicates = sized.size.gpus > 1 and what_if_of(job.scenario).communication
     if communicates and not ensemble.alternatives:
         return None
     quick, steady = setup, sized.steady_disturbances
     if setup.fidelity in BY_SENDS:
         quick = replace(setup, fidelity="flow")
-    base = reported
     if reported.counted > 1 or quick is not setup or len(steady) < len(sized.disturbances):
-        base = simulate_steps(quick, steady, sized.settled)
-    again, share = RetimedSteps(base, steady), reported.step_s / base.step_s
+        again = RetimedSteps(simulate_steps(quick, steady, sized.settled), steady)
+    base_s = again.base.step_s
+    share = reported.step_s / base_s
 
     ends = dict[str, tuple[SimulationSetup, ...]]()
     ends[name_compute(job)] = sized.setups_with(
@@ -131,13 +132,13 @@ def simulate_uncertainties(
         ends[network] = tuple(map(quick.on, ensemble.bounds or ensemble.drawn))
     steps_s = iter(again.steps_s([each for setups in ends.values() for each in setups]))
     of_ends = {name: list(islice(steps_s, len(setups))) for name, setups in ends.items()}
-    if host in of_ends and of_ends[host][1] <= (1 + LEAST_CHANGE) * base.step_s:
+    if host in of_ends and of_ends[host][1] <= (1 + LEAST_CHANGE) * base_s:
         del of_ends[host]
     drawn_s = of_ends.pop(network) if communicates and not ensemble.bounds else None
     parts = [scaled_ends(name, share, own_s) for name, own_s in of_ends.items()]
     parts[1:1] = chance_of_job(sized, reported.step_s, parts[0])
     if drawn_s is not None:
-        parts.append(drawn_ends(sized.machine, share, drawn_s, base.step_s))
+        parts.append(drawn_ends(sized.machine, share, drawn_s, base_s))
     return with_chance(parts, None if point is None else point.disturbance)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,10 @@ def test_what_the_others_do_not_need_is_left_out(monkeypatch: pytest.MonkeyPatch
         saves_s = 6.0 if {first, last} <= set(chosen) else 4.0
         return Relief("", tuple(part.name for part in chosen), {}, saves_s)
 
+    def saves_enough(_: object, enough_s: float, chosen: Sequence[Part]) -> bool:
+        return relieve(_, *chosen).saves_s >= enough_s
+
     monkeypatch.setattr(_Search, "relieve", relieve)
+    monkeypatch.setattr(_Search, "saves_enough", saves_enough)
     search, free = object.__new__(_Search), Relief("", (), {}, 10.0)
     assert search._relieve_together([first, second, last], free).parts == ("a", "c")

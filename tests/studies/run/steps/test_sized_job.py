@@ -81,7 +81,7 @@ def test_the_likely_and_the_other_machines_span_the_uncertainty_of_the_network()
     ends = [prepared.step(machine=other).step_time_s for other in prepared.ensemble.alternatives]
     *others, network = point.uncertainties or ()
     assert network.origin.startswith("network of")
-    assert (min(ends), max(ends)) == (network.low_s, network.high_s)
+    assert (min(ends), max(ends)) == pytest.approx((network.low_s, network.high_s), rel=1e-12)
     assert point.interval_s == step_interval(point.step_time_s, (*others, network))
     assert point.interval_s[0] < min(ends) < max(ends) < point.interval_s[1]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps import sized_job
-from perfmodel.studies.run.steps.one_size import simulate_size
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps
 from perfmodel.studies.run.steps.sized_job import prepare, simulate_reported
 from perfmodel.studies.run.steps.uncertainty import (
     ratio_interval,
@@ -80,7 +80,8 @@ def relative_ends() -> tuple[float, float]:
     """Ends of the interval of a step of ResNet-50 on one node, over the step."""
     sized = prepare(load_scenario("resnet50-dgx-a100", ["cluster.nodes=1", "scale=null"]))
     reported = simulate_reported(sized)
-    low_s, high_s = step_interval(reported.step_s, simulate_uncertainties(sized, reported) or ())
+    again = RetimedSteps(reported, sized.disturbances)
+    low_s, high_s = step_interval(reported.step_s, simulate_uncertainties(sized, again) or ())
     return low_s / reported.step_s, high_s / reported.step_s
 
 
@@ -89,17 +90,3 @@ def test_ends_are_compared_with_as_many_steps_as_they_have(monkeypatch: pytest.M
     usual = relative_ends()
     monkeypatch.setattr(sized_job, "MANY_TASKS", 1)
     assert relative_ends() == pytest.approx(usual, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["resnet50-dgx-a100", "llama2-7b-fsdp-h100"])
-def test_a_first_step_that_is_known_changes_no_end(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stands for the step that ends are compared with where it is one as all others: FSDP's."""
-    monkeypatch.setattr(sized_job, "MANY_TASKS", 1)
-    sized = prepare(load_scenario(name, ["cluster.nodes=2", "scale=null"]))
-    reported, point = simulate_reported(sized), simulate_size(sized)
-    known, anew = (simulate_uncertainties(sized, reported, each) or () for each in (point, None))
-    assert [each.origin for each in known] == [each.origin for each in anew]
-    for mine, other in zip(known, anew, strict=True):
-        assert (mine.low_s, mine.high_s) == pytest.approx((other.low_s, other.high_s), rel=1e-12)

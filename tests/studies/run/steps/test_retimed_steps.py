@@ -1,0 +1,74 @@
+"""Ends of intervals and what-ifs, timed again, against simulations of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.scenario import load_scenario
+from perfmodel.scenario.sections.variants import WhatIf
+from perfmodel.studies.run.resolve.what_if import apply_what_if
+from perfmodel.studies.run.steps.retimed_steps import MOST_MET, RetimedSteps
+from perfmodel.studies.run.steps.simulate_step import SimulationSetup
+from perfmodel.studies.run.steps.sized_job import SizedJob, first_step_s, prepare, simulate_reported
+
+ALONE = ("bert-large-v100-25g", "llama2-7b-fsdp-h100", "gpt2-xl-pcie-no-p2p", "straggler")
+MEETING = ("long-context-llama3-8b", "mixtral-8x7b-fabrics")
+WHAT_IFS = (
+    {"network_bandwidth": "infinite"},
+    {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0},
+    {"nvlink_bandwidth": 0.5, "network_bandwidth": 0.7},
+)
+
+
+def setups(sized: SizedJob) -> list[SimulationSetup]:
+    """Both ends of compute and host, another overlap, other links, and no communication."""
+    own = sized.setup()
+    machines = [apply_what_if(WhatIf.model_validate(each), own.machine) for each in WHAT_IFS]
+    return [
+        *sized.setups_with(sized.with_compute, sized.compute, sized.compute_spread),
+        *sized.setups_with(sized.with_host, sized.host, (0.5, 2.0)),
+        replace(own, slowdown=1.3),
+        replace(own, fidelity="free"),
+        *map(own.on, machines),
+    ]
+
+
+def compare(name: str, within: float) -> RetimedSteps:
+    sized = prepare(load_scenario(f"scenarios/{name}.yaml"))
+    reported, steady = simulate_reported(sized), sized.steady_disturbances
+    again, others = RetimedSteps(reported, steady), setups(sized)
+    simulated_s = [reported.simulate_again(steady, each) for each in others]
+    assert again.steps_s(others) == pytest.approx(simulated_s, rel=within)
+    return again
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_run_without_meetings_is_timed_again_exactly(name: str) -> None:
+    again = compare(name, 1e-9)
+    assert again.met == pytest.approx(0, abs=1e-9)
+    base = again.base
+    assert again.step_s(base.setup, again.disturbances).is_exact
+
+
+@pytest.mark.parametrize("name", ["llama2-7b-fsdp-h100", "resnet50-dgx-a100"])
+def test_a_run_begins_with_the_first_step(name: str) -> None:
+    """FSDP's first step is one as all others; that of DDP has other buckets."""
+    sized = prepare(load_scenario(name, ["cluster.nodes=2", "scale=null"]))
+    again = RetimedSteps(simulate_reported(sized), ())
+    assert first_step_s(sized, again) == pytest.approx(first_step_s(sized), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEETING)
+def test_collectives_that_meet_move_ends_by_less_than_a_thousandth(name: str) -> None:
+    again = compare(name, 1e-3)
+    assert 1e-6 < again.met < MOST_MET
+    assert not again.step_s(again.base.setup, again.disturbances).is_exact
+
+
+@pytest.mark.parametrize("name", ["two-jobs", "jitter"])
+def test_what_varies_is_not_timed_again(name: str) -> None:
+    sized = prepare(load_scenario(f"scenarios/{name}.yaml"))
+    assert RetimedSteps(simulate_reported(sized), sized.disturbances).met == float("inf")
