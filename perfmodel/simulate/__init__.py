@@ -2,7 +2,7 @@
 
 The package can be called, as ``perfmodel.simulate(plan, machine)`` (`simulate_plan`).
 
-The reference is the model, written to be read; ``perfmodel/README.md`` walks through it. Six
+The reference is the model, written to be read; ``perfmodel/README.md`` walks through it. Seven
 quicker models time the same schedules. Each equals it where the table says exact, to 1e-9.
 
 ===========  ================================  ===============================  ==================
@@ -27,6 +27,10 @@ sockets      Gloo without other traffic or a   one connection for each pair     
 rank vector  ranks with jitter, if one         at most one collective at a      an array operation
              collective is in progress at a    time, among all ranks            for each task
              time
+retiming     ends of intervals, limits of a    one job without changes, traffic an array operation
+             run: other durations in place     or jitter, whose collectives do  for each task, for
+             of those of a simulated run       not wait for each other; beyond  all durations at once
+                                               up to 2e-4 of a step
 surrogate    search for buckets in `perfmodel  one all-reduce at a time, alike  microseconds for a
              tune`; the simulation checks it   ranks, host ahead of the device  set of buckets
 ===========  ================================  ===============================  ==================
@@ -67,6 +71,9 @@ sockets      simulate/sockets/network.py            = reference where nothing qu
                                                     validation/trainings
 rank vector  simulate/engine/rank_vectors.py         = reference, a process for each rank: tests/
                                                     simulate/reference/test_plan_processes
+retiming     simulate/engine/retiming.py             = simulation: tests/simulate/engine/
+                                                    test_retiming, tests/studies/run/steps/
+                                                    test_retimed_steps
 surrogate    studies/tune/surrogate.py              = reference: tests/studies/tune/test_run
 engine       simulate/engine/plan_run.py            = reference on random plans: tests/simulate/
                                                     reference/test_plan_processes
