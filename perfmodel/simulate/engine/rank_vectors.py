@@ -32,6 +32,7 @@ from perfmodel.simulate.engine.engine import (
 )
 from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
+from perfmodel.simulate.engine.task_graph import Dependencies, dependencies
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
@@ -317,7 +318,7 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
 
     Raises `SimulationError`: tasks that wait for each other.
     """
-    dependencies, keys = _dependencies(plan), dict[str, list[int]]()
+    waits, keys = dependencies(plan), dict[str, list[int]]()
     for index, task in enumerate(plan.tasks):
         if isinstance(task.work, Collective):
             keys.setdefault(task.work.key, []).append(index)
@@ -325,7 +326,7 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
     for step in range(steps):
         for key, members in keys.items():
             together = tuple((step, index) for index in members)
-            needed = _ancestors(dependencies, together, done)
+            needed = _ancestors(waits, together, done)
             if any(isinstance(plan.tasks[index].work, Collective) for _, index in needed):
                 raise SimulationError(
                     f"the plan {plan.name!r} cannot finish; waiting: {key!r} (step {step}), for a "
@@ -341,35 +342,13 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
                 yield ((step, index),)
 
 
-Dependencies = list[tuple[tuple[int, ...], tuple[int, ...]]]
-"""For each task its predecessors in its own step, and in the step before."""
-
-
-def _dependencies(plan: StepPlan) -> Dependencies:
-    """Return what each task waits for, the task ahead of it on its stream among them."""
-    newest: dict[tuple[str, str], int] = {}
-    queue: list[int | None] = []
-    for index, task in enumerate(plan.tasks):
-        place = (task.rank_class, task.stream)
-        queue.append(newest.get(place))
-        newest[place] = index
-    return [
-        (task.after, (*task.after_previous, newest[task.rank_class, task.stream]))
-        if ahead is None
-        else ((*task.after, ahead), task.after_previous)
-        for task, ahead in zip(plan.tasks, queue, strict=True)
-    ]
-
-
-def _ancestors(
-    dependencies: Dependencies, targets: tuple[Node, ...], done: set[Node]
-) -> list[Node]:
+def _ancestors(waits: Dependencies, targets: tuple[Node, ...], done: set[Node]) -> list[Node]:
     """Tasks that have to precede some others and are not done, by step and plan order."""
     visited = set(targets)
     stack = list(targets)
     while stack:
         step, index = stack.pop()
-        same, previous = dependencies[index]
+        same, previous = waits[index]
         nodes = [(step, other) for other in same]
         nodes += [(step - 1, other) for other in previous] if step else []
         for node in nodes:

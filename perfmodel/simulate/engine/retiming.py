@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray
 from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.simulate.engine.task_graph import call_of, participants_of
+from perfmodel.simulate.engine.task_graph import call_of, dependencies, participants_of
 from perfmodel.simulate.network import CollectiveCall
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
@@ -151,7 +151,7 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
 
     When work is timed, most collectives that may slow it down have been.
     """
-    waits, together, tasks = _waits(plan), _members(plan), len(plan.tasks)
+    waits, together, tasks = dependencies(plan), _members(plan), len(plan.tasks)
     done, nodes = set[int](), list[_Node]()
     for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
@@ -202,27 +202,6 @@ def _indexed(plan: StepPlan, run: Run) -> Iterator[tuple[int, TaskExecution]]:
         queue, turn = queues[stream], turns[stream]
         turns[stream] = (turn + 1) % len(queue)
         yield queue[turn], execution
-
-
-def _waits(plan: StepPlan) -> list[tuple[list[int], list[int]]]:
-    """Return what each task waits for, in its own step and in the one before.
-
-    Of its own stream that is the task ahead of it, which has waited for those before.
-    """
-    newest: dict[tuple[str, str], int] = {}
-    waits = list[tuple[list[int], list[int]]]()
-    streams = [(task.rank_class, task.stream) for task in plan.tasks]
-    for task, stream in zip(plan.tasks, streams, strict=True):
-        same = [at for at in task.after if streams[at] != stream]
-        before = [at for at in task.after_previous if streams[at] != stream]
-        if stream in newest:
-            same.append(newest[stream])
-        newest[stream] = len(waits)
-        waits.append((same, before))
-    for at, stream in enumerate(streams):  # the first of a step waits for the last before
-        if stream in newest and not any(streams[each] == stream for each in waits[at][0]):
-            waits[at][1].append(newest[stream])
-    return waits
 
 
 def _members(plan: StepPlan) -> dict[int, tuple[tuple[int, ...], CollectiveCall]]:

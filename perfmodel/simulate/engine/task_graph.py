@@ -123,6 +123,28 @@ def _nobody_waits(queues: tuple[StreamTasks, ...], queue_of: list[int]) -> TaskG
     )
 
 
+Dependencies = list[tuple[tuple[int, ...], tuple[int, ...]]]
+"""For each task its predecessors in its own step, and in the step before."""
+
+
+def dependencies(plan: StepPlan) -> Dependencies:
+    """Return what each task waits for, where streams do one task after the other.
+
+    Of its own stream that is the task ahead of it, which has waited for those before.
+    """
+    newest: dict[tuple[str, str], int] = {}
+    streams, waits = [(task.rank_class, task.stream) for task in plan.tasks], Dependencies()
+    ahead = list[int | None]()
+    for at, stream in enumerate(streams):
+        ahead.append(newest.get(stream))
+        newest[stream] = at
+    for task, stream, own in zip(plan.tasks, streams, ahead, strict=True):
+        same = tuple([at for at in task.after if streams[at] != stream])
+        before = tuple([at for at in task.after_previous if streams[at] != stream])
+        waits.append((same, (*before, newest[stream])) if own is None else ((*same, own), before))
+    return waits
+
+
 @dataclass(slots=True)
 class StepState:
     """How far one step of a plan is.

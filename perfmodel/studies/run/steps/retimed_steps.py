@@ -39,7 +39,7 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 MOST_MET = 0.1
 """Share of its time by which collectives may have been delayed by each other in a run that is timed
-again. Up to 4 % ends of intervals are off by up to 2e-4: see tests/studies/run/steps."""
+again. Up to 4 % ends of intervals are off by up to 6e-4: see tests/studies/run/steps."""
 ROUNDING = 1e-9
 """Share of a time up to which it is the same."""
 
