@@ -40,8 +40,8 @@ from perfmodel.studies.run.steps.simulate_step import (
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 MOST_MET = 0.1
-"""Share of its time by which collectives may have been delayed by each other where ends of intervals
-are timed again. Up to 4 % they are off by up to 6e-4 of the step, with 13 % by up to 3e-3."""
+"""Share of their time by which collectives may have delayed each other where ends of intervals are
+timed again: with 4 % these are off by up to 6e-4 of the step, with 13 % by up to 3e-3."""
 ROUNDING = 1e-9
 """Share of a time up to which it is the same."""
 
