@@ -17,6 +17,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import check_replica, spread_replica
 from perfmodel.training.memory_use import MemoryRule, MemoryUse, Setup, kept_meanwhile
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, StageActions
+from perfmodel.training.pipeline.pass_regions import SHOWN, can_show_more, with_micro_batches
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules import make_schedule
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
@@ -253,7 +254,7 @@ def mix_step(
     copies = 2 if schedule.layout == "bidirectional" else 1
 
     def plan_model_part(part: ModelPart) -> StepPlan:
-        return plan_part(
+        own, count = (
             replace(
                 request,
                 workload=part.workload,
@@ -265,6 +266,10 @@ def mix_step(
             ),
             micro_batches // copies,
         )
+        few = plan_part(own, SHOWN) if count > SHOWN else None
+        if few is not None and can_show_more(few):
+            return with_micro_batches(few, count)
+        return plan_part(own, count)
 
     plans = plan_parts(model, plan_model_part)
     overlap_p2p = parallel_layout.overlap_p2p

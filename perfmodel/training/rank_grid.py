@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -138,13 +139,12 @@ class RankGrid:
         """Ranks that hold the same experts, and average their gradients."""
         return _tuples(self._by_expert.swapaxes(2, 3).reshape(-1, self.expert_copies))
 
-    def placed(self, stage_and_replica: IntArray, place: int) -> IntArray:
-        """Ranks of members of a plan without tensor parallelism.
+    def placed(self, members: RankGroup) -> IntArray:
+        """Ranks of members of a plan without tensor parallelism, by place in the tensor group.
 
-        `stage_and_replica`: number in that plan: stage x replicas + replica.
-        `place`: in the tensor group.
+        `members`: by their number in that plan: stage x replicas + replica.
         """
-        ranks: IntArray = self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+        ranks: IntArray = self.numbers.reshape(-1, self.tensor)[np.asarray(members)].T
         return ranks
 
     @property
@@ -186,9 +186,7 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
     }
     ranks: dict[str, tuple[int, ...]] = {}
     for each in plan.classes:
-        own = np.asarray(each.ranks, dtype=np.int64)
-        grown = np.concatenate([grid.placed(own, place) for place in range(grid.tensor)])
-        ranks[each.name] = tuple(np.sort(grown).tolist())
+        ranks[each.name] = tuple(np.sort(grid.placed(each.ranks), axis=None).tolist())
     works = ((task.work, task.rank_class) for task in plan.tasks)
     callers: dict[str, set[int]] = {each.name: set() for each in plan.communicators}
     for name, caller in {(w.communicator, by) for w, by in works if isinstance(w, Collective)}:
@@ -218,13 +216,10 @@ def _placed(
     """
     role = communicator.role
     if role not in called:  # once for every place in the tensor group
-        placed = [
-            [tuple(grid.placed(np.asarray(group), place).tolist()) for place in range(grid.tensor)]
-            for group in communicator.groups
-        ]
-        whole = [tuple(rank for copy in copies for rank in copy) for copies in placed]
-        each = [copy for copies in placed for copy in copies]
-        return replace(communicator, groups=tuple(whole if role == "amaxes" else each))
+        placed = map(grid.placed, communicator.groups)
+        if role == "amaxes":
+            placed = (ranks.reshape(1, -1) for ranks in placed)
+        return replace(communicator, groups=tuple(chain.from_iterable(map(_tuples, placed))))
     groups: Groups = tuple(group for group in called[role] if group[0] in callers)
     if role in ("expert_rail", "expert_node"):
         groups = _within(groups, len(communicator.groups[0]), by_node=role == "expert_node")
@@ -249,6 +244,4 @@ def _rooted(task: Task, grid: RankGrid) -> Task:
     """Move the root of a collective to the first place of its tensor group."""
     if not isinstance(task.work, Collective) or not task.work.root:
         return task
-    return replace(
-        task, work=replace(task.work, root=int(grid.placed(np.array([task.work.root]), 0)[0]))
-    )
+    return replace(task, work=replace(task.work, root=int(grid.placed((task.work.root,))[0, 0])))

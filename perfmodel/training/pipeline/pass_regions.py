@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION
@@ -161,6 +161,10 @@ class Regions:
     waited_for: frozenset[int] = frozenset()
     expert_calls: frozenset[str] = frozenset()
 
+    def shown_by(self, kind: PassKind, number: int) -> PassKey:
+        """Return the pass of the plan that shows a pass; see `with_micro_batches`."""
+        return (kind, number) if (kind, number) in self.passes else (kind, 1)
+
 
 def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     """Sort the tasks of a plan into passes.
@@ -231,6 +235,46 @@ def _consumes(plan: StepPlan, task: Task) -> bool:
     """Whether a task after the last pass is what follows the reduction of gradients."""
     waits = any(isinstance(plan.tasks[source].work, Collective) for source in task.after)
     return task.kind == "optimizer" or (task.stream == COMPUTE.name and waits)
+
+
+# ---------------------------------------------------------------- alike micro-batches
+
+SHOWN = 3
+"""Micro-batches of a plan that shows more: the first, the last, and one for all between."""
+
+
+def can_show_more(plan: StepPlan) -> bool:
+    """Whether all micro-batches but the first and the last are one again and again.
+
+    So it is where nothing between passes waits for that of the middle or its passes for others.
+
+    `plan`: of `SHOWN` micro-batches.
+    """
+    regions = plan_regions(plan)
+    begun, middle = members_of(regions.begin), set[int]()
+    for own in (members_of(regions.passes.get((kind, 1), ())) for kind in get_args(PassKind)):
+        waits = {source for at in own for source in plan.tasks[at].after}
+        if not own or not waits <= own | begun:
+            return False
+        middle |= own
+    return all(
+        not task.after_previous
+        if at in middle
+        else middle.isdisjoint(task.after + task.after_previous)
+        for at, task in enumerate(plan.tasks)
+    )
+
+
+def with_micro_batches(plan: StepPlan, count: int) -> StepPlan:
+    """Return a plan of `SHOWN` micro-batches as one of more, whose second shows the others.
+
+    Its last has the number that it has among so many.
+    """
+    tasks = (
+        replace(task, micro_batch=count - 1) if task.micro_batch == SHOWN - 1 else task
+        for task in plan.tasks
+    )
+    return replace(plan, tasks=tuple(tasks), samples=plan.samples // SHOWN * count)
 
 
 # ---------------------------------------------------------------- merging

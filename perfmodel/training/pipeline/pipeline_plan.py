@@ -228,7 +228,8 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
     )
     expected = len(schedule.chunk_micro_batches(0))
     for part in parts:
-        passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
+        forwards = (task.micro_batch for task in part.plan.tasks if task.kind == "forward")
+        passes = max(forwards, default=-1) + 1
         if passes != expected:
             raise InputError(
                 Fault(MICRO_BATCHES, f"a plan of {passes} micro-batches", str(expected))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.memo import once
 from perfmodel.training.pipeline.pass_actions import (
     Message,
     PassAction,
@@ -14,6 +15,7 @@ from perfmodel.training.pipeline.pass_actions import (
     message_of,
 )
 from perfmodel.training.pipeline.pass_regions import (
+    PassKey,
     PassKind,
     Regions,
     Work,
@@ -58,6 +60,22 @@ class PartPlan:
     part: ModelPart
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPass:
+    """A pass that is written.
+
+    `suffix`: of the keys of its collectives.
+    `indices`: from tasks of its part's plan to those of the pipeline.
+    """
+
+    suffix: str = ""
+    indices: dict[int, int] = field(default_factory=dict)
+
+
+PassWorks = tuple[list[Work], list[Work], list[Work]]
+"""Calls beside the kernels of another pass, what else a pass is made of, and what is put off."""
+
+
 @dataclass(slots=True)
 class StagePasses:
     """A stage under construction.
@@ -70,7 +88,8 @@ class StagePasses:
     `next_message`: how many messages of each stream tasks have been written for; `arrived`: which.
     `counts`: passes of each chunk and kind so far.
     `begun`: whether the stage has run a pass, during which its host gets ahead.
-    `put_off`: gradients of weights that are still to be written, by chunk.
+    `put_off`: gradients of weights that are still to be written, by chunk, with their passes.
+    `prepared`: works of passes by what these depend on.
     `previous`: tasks that wait for others of the step before: index, part, tasks of its plan.
     `hidden`: the last calls of experts of each pass of a pair.
     `ended`: what the passes before wait for.
@@ -90,7 +109,8 @@ class StagePasses:
     arrived: dict[Message, int] = field(default_factory=dict)
     counts: dict[tuple[int, PassKind], int] = field(default_factory=dict)
     begun: bool = False
-    put_off: dict[int, list[list[Work]]] = field(default_factory=dict)
+    put_off: dict[int, list[tuple[list[Work], WrittenPass]]] = field(default_factory=dict)
+    prepared: dict[Hashable, PassWorks] = field(default_factory=dict)
     previous: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     hidden: list[int] = field(default_factory=list)
     ended: tuple[int, ...] = ()
@@ -194,28 +214,47 @@ def _write_pass(
     one reduces gradients, whichever micro-batches these are.
     """
     part = passes.part(action.chunk)
-    regions = passes.regions[part]
     if action.kind == "weight_gradient":
-        works = passes.put_off[action.chunk].pop(0)
-    else:
-        kind: PassKind = "forward" if action.kind == "forward" else "backward"
-        number = passes.counts.get((action.chunk, kind), 0)
-        passes.counts[action.chunk, kind] = number + 1
-        works = merge_pass(regions.passes[kind, number], regions.waited_for)
-        if passes.options.overlap_p2p and passes.begun:
-            works = drop_host_ahead(works)
-        passes.begun = True
-    calls: list[Work] = []
+        works, own = passes.put_off[action.chunk].pop(0)
+        return write_works(passes, action.chunk, works, gates, action.micro_batch, own)
+    kind: PassKind = "forward" if action.kind == "forward" else "backward"
+    number = passes.counts.get((action.chunk, kind), 0)
+    passes.counts[action.chunk, kind] = number + 1
+    key = passes.regions[part].shown_by(kind, number)
+    splits, ahead = action.kind == "input_gradient", passes.options.overlap_p2p and passes.begun
+    passes.begun = True
+    calls, works, later = once(
+        passes.prepared,
+        (part, key, splits, ahead, paired),
+        lambda: _prepare_pass(passes, part, key, splits=splits, ahead=ahead, paired=paired),
+    )
+    own = WrittenPass("" if key[1] == number else f", pass {number}")
+    if calls:
+        own_gates = (*gates, *passes.ended)  # calls would overtake the kernels before the pair
+        write_works(passes, action.chunk, calls, own_gates, action.micro_batch, own)
+        passes.hidden += [own.indices[member] for member in calls[-1].members]
+    outputs = write_works(passes, action.chunk, works, gates, action.micro_batch, own)
+    if splits:
+        passes.put_off.setdefault(action.chunk, []).append((later, own))
+    return (*passes.hidden[-1:], *outputs) if calls else outputs
+
+
+def _prepare_pass(
+    passes: StagePasses, part: int, key: PassKey, *, splits: bool, ahead: bool, paired: bool
+) -> PassWorks:
+    """Merge the tasks of a pass, and part them.
+
+    `splits`: whether gradients of weights are put off.
+    `ahead`: whether the host is ahead of the device.
+    """
+    regions = passes.regions[part]
+    works = merge_pass(regions.passes[key], regions.waited_for)
+    works, calls, later = drop_host_ahead(works) if ahead else works, list[Work](), list[Work]()
     if paired:
         calls, works = part_calls(works, regions.expert_calls)
-        own_gates = (*gates, *passes.ended)  # calls would overtake the kernels before the pair
-        write_works(passes, action.chunk, calls, own_gates, action.micro_batch)
-        passes.hidden += [passes.indices[part][m] for work in calls[-1:] for m in work.members]
-    if action.kind == "input_gradient":
+    if splits:
         works, later = split_backward(works, passes.parts[part].part.times)
-        passes.put_off.setdefault(action.chunk, []).append(later)
-    outputs = write_works(passes, action.chunk, works, gates, action.micro_batch)
-    return (*passes.hidden[-1:], *outputs) if calls else outputs
+    return calls, works, later
 
 
 def write_works(
@@ -224,18 +263,19 @@ def write_works(
     works: Iterable[Work],
     gates: tuple[int, ...] = (),
     micro_batch: int | None = None,
+    own: WrittenPass | None = None,
 ) -> tuple[int, ...]:
     """Append tasks of a chunk's plan; return those that what they make together waits for.
 
     `gates`: what the first layers of a pass wait for; after the passes, the first task does.
+    `own`: what is written of their pass.
     """
-    part, local = passes.part(chunk), dict[int, int]()
-    known = passes.indices.setdefault(part, {})
+    part, own, tasks = passes.part(chunk), own or WrittenPass(), passes.tasks
+    known, local, rank_class = passes.indices.setdefault(part, {}), own.indices, passes.rank_class
     outputs: list[int] = []
     begun = False
     for work in works:
         task = work.task
-        after = [local[each] if each in local else known.get(each) for each in task.after]
         runs_layers = task.kind in PASSES or bool(task.layers)
         # the first of a pass are those of its layers, and those on a host that waits, too
         first = runs_layers and not begun
@@ -243,18 +283,18 @@ def write_works(
             first = not passes.options.overlap_p2p and not local
         if micro_batch is None:
             first = first or not local
-        if None in after:
-            raise InputError(_unordered(passes, chunk))
-        index = len(passes.tasks)
-        waits = gates if first else ()
-        passes.tasks.append(
-            replace(
-                task,
-                rank_class=passes.rank_class,
-                work=of_part(task.work, part),
-                after=tuple(dict.fromkeys((*waits, *(each for each in after if each is not None)))),
-                micro_batch=task.micro_batch if micro_batch is None else micro_batch,
-                after_previous=(),
+        waits, index = dict.fromkeys(gates if first else ()), len(tasks)
+        for each in task.after:
+            source = local.get(each, known.get(each))
+            if source is None:
+                raise InputError(_unordered(passes, chunk))
+            waits[source] = None
+        tasks.append(
+            task.moved(
+                rank_class,
+                of_part(task.work, part, own.suffix),
+                tuple(waits),
+                task.micro_batch if micro_batch is None else micro_batch,
             )
         )
         if task.after_previous:
@@ -267,13 +307,12 @@ def write_works(
     return tuple(outputs[-2:])
 
 
-def of_part(work: Compute | Collective, part: int) -> Compute | Collective:
-    """Name a collective's communicator and key after the part of the model."""
+def of_part(work: Compute | Collective, part: int, suffix: str = "") -> Compute | Collective:
+    """Name a collective's communicator and key after the part of the model, and its pass."""
     if not isinstance(work, Collective):
         return work
-    return replace(
-        work, communicator=f"{work.communicator} of part {part}", key=f"{work.key} of part {part}"
-    )
+    communicator, key = f"{work.communicator} of part {part}", f"{work.key} of part {part}{suffix}"
+    return Collective(work.op, work.nbytes, communicator, key, work.root, work.dtype, work.times)
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:
