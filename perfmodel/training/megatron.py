@@ -459,4 +459,5 @@ MEGATRON = Strategy(
     settings=_settings,
     own_words=_own_words,
     bucket_sizes=_bucket_sizes,
+    first_differs=lambda _options: False,
 )

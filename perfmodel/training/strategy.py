@@ -169,6 +169,7 @@ class Strategy:
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
     `options`: what `plan` and `memory` take, from the section; by default the section itself.
     `remarks`: what its options leave out of a step, as sentences.
+    `first_differs`: whether the very first step is another than those after it, by its options.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Strategy:
     own_words: Callable[[Any], tuple[str, ...]] | None = None
     options: Callable[[Any], StepOptions] = lambda section: section
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
+    first_differs: Callable[[Any], bool] = lambda _options: True
 
     @property
     def has_buckets(self) -> bool:

@@ -304,4 +304,5 @@ FSDP = Strategy(
     ),
     settings=_settings,
     own_words=_own_words,
+    first_differs=lambda options: options.sync_module_states,
 )

@@ -268,6 +268,7 @@ ZERO = Strategy(
     ),
     settings=_settings,
     bucket_sizes=_bucket_sizes,
+    first_differs=lambda _options: False,
     own_words=_own_words,
     remarks=_remarks,
 )

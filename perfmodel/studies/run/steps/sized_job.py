@@ -214,6 +214,8 @@ class SizedJob:
         `gpu`: instead of the job's own GPU.
         `launches`: whether launching kernels takes time on the host.
         """
+        if not self.job.strategy.first_differs(self.job.options):
+            iteration = "steady"
         key = (iteration, launches, gpu)
         if key not in self._plans:
             with no_collections():
