@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from perfmodel.memo import once
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
@@ -57,6 +59,7 @@ class ShardingStep(Generic[OptionsT]):
     `device_waits`: what the next kernel of a layer waits for.
     `host_waits`: what the host waits for before it issues the next work.
     `last`: last task on the computing stream.
+    `known`: what is the same in all micro-batches.
     """
 
     request: StepRequest
@@ -67,6 +70,7 @@ class ShardingStep(Generic[OptionsT]):
     device_waits: tuple[int, ...] = ()
     host_waits: tuple[int, ...] = ()
     last: int | None = None
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, request: StepRequest, options: OptionsT, **more: Any) -> Self:
@@ -96,13 +100,17 @@ class ShardingStep(Generic[OptionsT]):
 
     def backward_parts(self, cut_after: Collection[int] = ()) -> tuple[Segment, ...]:
         """Return backward of a micro-batch, cut after each layer with a tensor of `cut_after`."""
-        return backward_segments(
-            self.request.workload, self.request.times, at_most=self.resolution, cut_after=cut_after
+        workload, times = self.request.workload, self.request.times
+        find = partial(
+            backward_segments, workload, times, at_most=self.resolution, cut_after=cut_after
         )
+        parts: tuple[Segment, ...] = once(self.known, frozenset(cut_after), find)
+        return parts
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""
-        return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+        listed, own = tuple(tensors), self.request.workload.tensors
+        return once(self.known, listed, lambda: sum(own[tensor].numel for tensor in listed))
 
     def run(
         self,
@@ -149,8 +157,9 @@ class ShardingStep(Generic[OptionsT]):
 
     def forward(self) -> None:
         """Add forward of the micro-batch."""
-        request = self.request
-        for part in forward_segments(request.workload, request.times, at_most=self.resolution):
+        workload, times = self.request.workload, self.request.times
+        find = partial(forward_segments, workload, times, at_most=self.resolution)
+        for part in once(self.known, "forward", find):
             self.segment(part, "forward")
 
     def collective(

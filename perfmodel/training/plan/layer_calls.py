@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.memo import once
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
     PASSES,
@@ -174,7 +175,10 @@ class _Calls:
 
 @dataclass(slots=True)
 class _Adding:
-    """A plan under construction: tasks, and where each of the plan's own begins and ends."""
+    """A plan under construction: tasks, and where each of the plan's own begins and ends.
+
+    `known`: calls of passes through the same layers, by whether they are forward.
+    """
 
     request: StepRequest
     dtype: str
@@ -182,6 +186,7 @@ class _Adding:
     tasks: list[Task] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     calls: int = 0
+    known: dict[tuple[bool, tuple[int, ...]], list[list[_Calls]]] = field(default_factory=dict)
 
 
 def add_layer_calls(
@@ -211,7 +216,8 @@ def add_layer_calls(
     updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
-        moved = replace(task, after=tuple(adding.ends[each] for each in task.after))
+        after = tuple(adding.ends[each] for each in task.after)
+        moved = _at(task, task.work, after, task.after_previous)
         if first_updates.get(task.rank_class) == index:
             _add_step_calls(adding, moved)
         if task.kind in PASSES and task.layers and isinstance(task.work, Compute):
@@ -237,37 +243,61 @@ def add_layer_calls(
 # ---------------------------------------------------------------- passes
 
 
+def _at(
+    task: Task,
+    work: Compute | Collective,
+    after: tuple[int, ...],
+    after_previous: tuple[int, ...] = (),
+) -> Task:
+    return task.moved(task.rank_class, work, after, task.micro_batch, after_previous)
+
+
 def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
     """Add a task of some layers with their calls; the last task added ends them all."""
-    workload, times, tasks = adding.request.workload, adding.request.times, adding.tasks
+    tasks = adding.tasks
+    calls = once(
+        adding.known, (task.kind == "forward", task.layers), lambda: _find_calls(adding, task)
+    )
+    if not any(calls):
+        tasks.append(task)
+        return
+    _issue(adding, task, sum(each.times for alike in calls for each in alike))
+    start, plain = len(tasks), task
+    if task.acquires or task.releases or task.core_s:
+        plain = replace(task, acquires=None, releases=None, core_s=0.0)
+    _add_around(adding, plain, duration_s, calls)
+    if task.acquires or task.after_previous:  # the first piece waits for what the task waited for
+        marks = {"acquires": task.acquires, "after_previous": task.after_previous}
+        tasks[start] = replace(tasks[start], **marks)
+    if task.releases:
+        tasks[-1] = replace(tasks[-1], releases=task.releases)
+    if task.core_s:
+        end = max(i for i in range(start, len(tasks)) if isinstance(tasks[i].work, Compute))
+        tasks[end] = replace(tasks[end], core_s=task.core_s)
+
+
+def _find_calls(adding: _Adding, task: Task) -> list[list[_Calls]]:
+    """Return the exposed calls before kernels, those beside parts of these, and those after."""
+    workload, times = adding.request.workload, adding.request.times
     if task.kind == "forward":
         calls = forward_calls(workload, times, task.layers)
     else:
         calls = backward_calls(workload, times, task.layers, adding.again)
-    if not calls:
-        tasks.append(task)
-        return
-    _issue(adding, task, sum(each.call.times for each in calls))
-    start = len(tasks)
-    _add_around(adding, task, duration_s, calls)
-    # the first piece waits for what the task waited for, the last one has what it gave back
-    tasks[start] = replace(tasks[start], acquires=task.acquires, after_previous=task.after_previous)
-    tasks[-1] = replace(tasks[-1], releases=task.releases)
-    end = max(i for i in range(start, len(tasks)) if isinstance(tasks[i].work, Compute))
-    tasks[end] = replace(tasks[end], core_s=task.core_s)
-
-
-def _add_around(adding: _Adding, task: Task, duration_s: float, calls: Sequence[PassCall]) -> None:
-    """Add exposed calls before and after kernels, and others beside parts of these."""
-    merges = len(task.layers) > 1
-    head, hidden, tail = (
-        _alike(adding, chosen, merges=merges)
+    return [
+        _alike(adding, chosen, merges=len(task.layers) > 1)
         for chosen in (
             [each for each in calls if not each.window_s and not each.is_after],
             [each for each in calls if each.window_s],
             [each for each in calls if not each.window_s and each.is_after],
         )
-    )
+    ]
+
+
+def _add_around(
+    adding: _Adding, task: Task, duration_s: float, calls: Sequence[Sequence[_Calls]]
+) -> None:
+    """Add exposed calls before and after kernels, and others beside parts of these."""
+    head, hidden, tail = calls
     windows_s = sum(each.window_s for each in hidden)
     shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
     rest_s = max(0.0, duration_s - shorten * windows_s)
@@ -332,17 +362,7 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
 
 def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int]) -> int:
     """Add a part of a task's kernels."""
-    adding.tasks.append(
-        replace(
-            task,
-            work=Compute(duration_s),
-            after=tuple(waits),
-            after_previous=(),
-            acquires=None,
-            releases=None,
-            core_s=0.0,
-        )
-    )
+    adding.tasks.append(_at(task, Compute(duration_s), tuple(waits)))
     return len(adding.tasks) - 1
 
 
@@ -378,7 +398,8 @@ def _issue(adding: _Adding, task: Task, calls: int) -> None:
         if issue.kind == "issue" and isinstance(issue.work, Compute):
             times = adding.request.times
             calls_s = calls * times.layer_launches * times.launch_s
-            adding.tasks[at] = replace(issue, work=Compute(issue.work.duration_s + calls_s))
+            work = Compute(issue.work.duration_s + calls_s)
+            adding.tasks[at] = _at(issue, work, issue.after, issue.after_previous)
             return
 
 

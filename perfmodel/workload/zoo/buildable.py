@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from perfmodel.errors import allowed_names, failed, raise_faults
@@ -112,8 +113,13 @@ def build(
         arguments["shard"] = shard
     if model.has_experts:
         arguments["settings"] = experts
-    workload = model.make(dtype=dtype, **arguments)
+    workload = _make(model, dtype=dtype, **arguments)
     return replace(workload, notes=(*workload.notes, *model.notes)) if model.notes else workload
+
+
+@lru_cache(maxsize=8)  # variants of a scenario train the same models and shares of them
+def _make(model: Buildable, **arguments: Any) -> Workload:
+    return model.make(**arguments)
 
 
 def _is_size(value: int | None, longest: int | None) -> bool:
