@@ -119,8 +119,8 @@ def map_unordered(
     """Call a function with each of some arguments; results come as they are ready.
 
     `function`: at the top level of a module.
-    `jobs`: processes; 1 stays in this one. Default: one per physical core, or all that a cluster
-        has.
+    `jobs`: processes; 1 stays in this one. Default: all that a cluster has, or one per physical
+        core as soon as what is left is worth them (`SHARE_S`); until then in this process.
     `scheduler`: address of a cluster's scheduler.
     `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
         default: the cores over the processes.
@@ -131,6 +131,8 @@ def map_unordered(
         yield from map_on_dask(function, calls, jobs, scheduler or "")
     elif backend == "ray":
         yield from map_on_ray(function, calls, jobs, scheduler)
+    elif jobs is None and threads is None:
+        yield from _map_here_first(function, calls)
     elif (processes := min(jobs or count_cores(), max(1, len(calls)))) == 1:
         yield from (function(*call) for call in calls)
     else:
@@ -138,6 +140,25 @@ def map_unordered(
 
 
 # ---------------------------------------------------------------- processes of this machine
+
+SHARE_S = 6.0
+"""Work that is worth a process, which imports and reads for two to three seconds by itself."""
+COLD_S = 1.0
+"""Time of a first call beyond that of others, for what it imports and reads."""
+
+
+def _map_here_first(function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+    """Call a function in this process until those that are left take long, if all take alike."""
+    for done, call in enumerate(calls, 1):
+        begun_s = time.process_time()
+        result = function(*call)
+        each_s = time.process_time() - begun_s - (COLD_S if done == 1 else 0.0)
+        yield result
+        left = calls[done:]
+        worth = min(int(each_s * len(left) / SHARE_S), len(left))
+        if worth > 1 and (processes := min(worth, count_cores())) > 1:
+            yield from _map_on_processes(function, left, processes, None)
+            return
 
 
 def _map_on_processes(

@@ -8,14 +8,15 @@ time on a busy GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from perfmodel.errors import ScheduleError
+from perfmodel.memo import once
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.strategy import StepRequest
@@ -28,12 +29,16 @@ for the host to issue a whole pass, once a step, as the host is ahead from then 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A data-parallel step: what was asked for, and the list of tasks that it is written to."""
+    """A data-parallel step: what was asked for, and the list of tasks that it is written to.
+
+    `known`: what micro-batches have in common: segments of passes, bytes of gradients.
+    """
 
     request: StepRequest
     options: DdpOptions
     tasks: TaskList
     rank_class: str
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def last_micro_batch(self) -> int:
@@ -42,7 +47,8 @@ class Step:
 
     def nbytes(self, tensors: Sequence[int]) -> int:
         """Bytes of some gradients."""
-        return sum(self.request.workload.tensors[tensor].nbytes for tensor in tensors)
+        listed, own = tuple(tensors), self.request.workload.tensors
+        return once(self.known, listed, lambda: sum(own[tensor].nbytes for tensor in listed))
 
     def gradient_bytes(self, tensors: Sequence[int]) -> int:
         """Bytes of some gradients as backward makes them and as they lie in their buckets."""
@@ -65,13 +71,7 @@ def add_forward(
     step: Step, micro_batch: int, *, after: tuple[int, ...] = (), casts: Sequence[int] = ()
 ) -> None:
     """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
-    parts = forward_segments(
-        step.request.workload,
-        step.request.times,
-        at_most=step.resolution(micro_batch),
-        devices=step.options.layer_devices,
-    )
-    for index, part in enumerate(parts):
+    for index, part in enumerate(_segments(step, forward_segments, micro_batch)):
         step.tasks.launch(
             f"forward {part.name}",
             "forward",
@@ -87,13 +87,21 @@ def add_forward(
 
 def add_local_backward(step: Step, micro_batch: int) -> None:
     """Add backward without communication: under no_sync(), or on one GPU."""
-    for part in backward_segments(
-        step.request.workload,
-        step.request.times,
-        at_most=step.resolution(micro_batch),
-        devices=step.options.layer_devices,
-    ):
+    for part in _segments(step, backward_segments, micro_batch):
         add_backward_segment(step, part, micro_batch)
+
+
+def _segments(
+    step: Step, find: Callable[..., tuple[Segment, ...]], micro_batch: int
+) -> tuple[Segment, ...]:
+    """Return the segments of a pass; `find`: `forward_segments` or `backward_segments`."""
+    request, at_most = step.request, step.resolution(micro_batch)
+    devices = step.options.layer_devices
+    return once(
+        step.known,
+        (find, at_most),
+        lambda: find(request.workload, request.times, at_most=at_most, devices=devices),
+    )
 
 
 def add_backward_segment(

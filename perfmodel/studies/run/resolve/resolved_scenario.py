@@ -26,9 +26,9 @@ from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.build import build_topology, load_node
+from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, device_names
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -136,7 +136,7 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
 
 def gpus_of(node: NodeSpec | Topology) -> int:
     """GPUs of one node."""
-    return node.gpus_per_host if isinstance(node, Topology) else len(build_topology(node).ranks)
+    return node.gpus_per_host if isinstance(node, Topology) else len(device_names(node, "gpu"))
 
 
 def _read_node(scenario: Scenario) -> NodeSpec | Topology:
