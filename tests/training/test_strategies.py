@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from perfmodel.scenario.strategies.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import Setup, with_micro_batches
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
@@ -32,14 +34,8 @@ def test_each_kind_of_section_has_a_row() -> None:
     assert SECTIONS.keys() == STRATEGIES.keys() | {"auto"}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("kind", [kind for kind, row in STRATEGIES.items() if row.plan])
-def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
-    strategy, section = STRATEGIES[kind], SECTIONS[kind](kind=kind)
-    options = strategy.options(section)
-    model = build_model("resnet18")
-    layers = len(model.layers)
-    times = LayerTimes(
+def times_of(layers: int) -> LayerTimes:
+    return LayerTimes(
         forward_s=np.full(layers, 1e-3),
         backward_s=np.full(layers, 2e-3),
         forward_kernels=np.full(layers, 3),
@@ -51,6 +47,15 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
         activation_bytes=0.0,
         source="test",
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("kind", [kind for kind, row in STRATEGIES.items() if row.plan])
+def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
+    strategy, section = STRATEGIES[kind], SECTIONS[kind](kind=kind)
+    options = strategy.options(section)
+    model = build_model("resnet18")
+    times = times_of(len(model.layers))
     assert strategy.plan is not None
     plan = strategy.plan(
         StepRequest(
@@ -78,6 +83,32 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
     if strategy.buckets is not None:
         buckets = strategy.buckets(model, options)
         assert sorted(i for bucket in buckets for i in bucket.tensors) == sorted(model.ready_order)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "options", "differs"),
+    [
+        ("megatron", {"use_distributed_optimizer": True}, False),
+        *(("zero", {"stage": stage}, False) for stage in (1, 2, 3)),
+        ("fsdp", {}, False),
+        ("fsdp", {"sync_module_states": True, "version": 1}, True),
+        ("ddp", {}, True),
+    ],
+)
+def test_a_first_step_differs_where_a_strategy_says_so(
+    kind: str, options: dict[str, Any], differs: bool, ranks: int
+) -> None:
+    strategy, model = STRATEGIES[kind], build_model("resnet18")
+    own = strategy.options(SECTIONS[kind](kind=kind, accumulate=2, **options))
+    assert strategy.plan is not None
+    assert strategy.first_differs(own) == differs
+    request = StepRequest(model, times_of(len(model.layers)), ranks, 8)
+    first, later = (
+        strategy.plan(replace(request, iteration=iteration), own).tasks
+        for iteration in get_args(Iteration)
+    )
+    assert (first == later) == (not differs or ranks == 1)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "megatron", "fsdp", "zero", "horovod", "priority"])

@@ -398,8 +398,7 @@ def _issue(adding: _Adding, task: Task, calls: int) -> None:
         if issue.kind == "issue" and isinstance(issue.work, Compute):
             times = adding.request.times
             calls_s = calls * times.layer_launches * times.launch_s
-            work = Compute(issue.work.duration_s + calls_s)
-            adding.tasks[at] = _at(issue, work, issue.after, issue.after_previous)
+            adding.tasks[at] = issue.with_work(Compute(issue.work.duration_s + calls_s))
             return
 
 

@@ -61,10 +61,12 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     own = [RankClass(part.name, part.ranks) for part in all_parts]
     classes = [part for each in plan.classes for part in (own if each.name == name else [each])]
     waiting = (
-        replace(
-            task,
-            after=_copied_dependencies(copies, task.after, task.rank_class),
-            after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
+        task.moved(
+            task.rank_class,
+            task.work,
+            _copied_dependencies(copies, task.after, task.rank_class),
+            task.micro_batch,
+            _copied_dependencies(copies, task.after_previous, task.rank_class),
         )
         for task in tasks
     )
@@ -105,7 +107,7 @@ def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
     work = task.work
     if isinstance(source.work, Compute):
         work = Compute(source.work.duration_s * (1.0 if on_host else part.scale))
-    return replace(task, rank_class=part.name, work=work)
+    return task.moved(part.name, work, task.after, task.micro_batch, task.after_previous)
 
 
 def _copied_dependencies(

@@ -201,6 +201,10 @@ class Task:
             self.issues,
         )
 
+    def with_work(self, work: Compute | Collective) -> Task:
+        """Return the task with other work."""
+        return self.moved(self.rank_class, work, self.after, self.micro_batch, self.after_previous)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -257,7 +261,7 @@ def extrapolate(plan: StepPlan, other: StepPlan, share: float) -> StepPlan | Non
             own = own if own == its else Compute(max(0.0, duration_s))
         elif own != its:
             return None
-        tasks.append(task if own is task.work else replace(task, work=own))
+        tasks.append(task if own is task.work else task.with_work(own))
     return replace(plan, tasks=tuple(tasks))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel.errors import InputError, SweepError
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.sweep import SweepResult, run_sweep, variants
+from perfmodel.studies.sweep import SweepResult, executor, run_sweep, variants
 from perfmodel.studies.sweep.executor import RETRIES, check_backend, count_cores, map_unordered
 from tests.studies.sweep.started import count, gone, members, named, started
 
@@ -76,6 +76,23 @@ def test_results_come_as_they_are_ready() -> None:
     assert next(map_unordered(abs, iter_of(-3, -4), jobs=1)) == 3
     assert sorted(map_unordered(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
     assert list(map_unordered(abs, [], jobs=2)) == []
+
+
+def work(number: int) -> int:
+    """Compute for a moment; return the process that does."""
+    sum(range(200_000))
+    return os.getpid()
+
+
+@pytest.mark.parametrize("share_s", [60.0, pytest.param(1e-6, marks=pytest.mark.slow)])
+def test_little_work_stays_in_this_process(monkeypatch: pytest.MonkeyPatch, share_s: float) -> None:
+    """A first call does not say how long others take: it imports and reads, too."""
+    monkeypatch.setattr(executor, "SHARE_S", share_s)
+    monkeypatch.setattr(executor, "count_cores", lambda: 2)
+    processes = list(map_unordered(work, iter_of(*range(6))))
+    assert len(processes) == 6
+    own = [each == os.getpid() for each in processes]
+    assert own == [True] * 6 if share_s > 1 else [True] * 2 + [False] * 4
 
 
 def iter_of(*numbers: int) -> list[tuple[int]]:

@@ -92,6 +92,7 @@ class SizedJob:
     _alone: dict[str, UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
     _elsewhere: dict[Machine, SizedJob] = field(default_factory=dict, init=False)
+    _memory: dict[str, Memory] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.batch = batch_per_gpu(self.job.scenario, self.size.gpus)
@@ -134,7 +135,7 @@ class SizedJob:
     def _changed(self, **attributes: Any) -> SizedJob:
         """Return a copy with other attributes; it shares the caches that are not among them."""
         other = copy(self)
-        vars(other).update({"_elsewhere": {}} | attributes)
+        vars(other).update({"_elsewhere": {}, "_memory": {}} | attributes)
         return other
 
     def with_options(self, options: StepOptions) -> SizedJob:
@@ -239,13 +240,12 @@ class SizedJob:
 
     def memory(self) -> Memory:
         """Bytes on the fullest GPU, on the smallest of the job's GPUs, and of its host."""
-        return estimate_memory(
-            self.job,
-            self.size.gpus,
-            self.batch,
-            tuple(each.gpu for each in self.disturbances if each.gpu is not None),
-            host_memory(self.machine),
-            self.size.gpus_per_node,
+        others = tuple(each.gpu for each in self.disturbances if each.gpu is not None)
+        sizes, host = (self.size.gpus, self.batch), host_memory(self.machine)
+        return once(
+            self._memory,
+            "",
+            lambda: estimate_memory(self.job, *sizes, others, host, self.size.gpus_per_node),
         )
 
     @property
