@@ -216,10 +216,10 @@ def _placed(
     """
     role = communicator.role
     if role not in called:  # once for every place in the tensor group
-        placed = map(grid.placed, communicator.groups)
-        if role == "amaxes":
-            placed = (ranks.reshape(1, -1) for ranks in placed)
-        return replace(communicator, groups=tuple(chain.from_iterable(map(_tuples, placed))))
+        is_one = role == "amaxes"
+        placed = (grid.placed(group) for group in communicator.groups)
+        copies = (ranks.reshape(1, -1) if is_one else ranks for ranks in placed)
+        return replace(communicator, groups=tuple(chain.from_iterable(map(_tuples, copies))))
     groups: Groups = tuple(group for group in called[role] if group[0] in callers)
     if role in ("expert_rail", "expert_node"):
         groups = _within(groups, len(communicator.groups[0]), by_node=role == "expert_node")

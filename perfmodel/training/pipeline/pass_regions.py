@@ -244,25 +244,24 @@ SHOWN = 3
 
 
 def can_show_more(plan: StepPlan) -> bool:
-    """Whether all micro-batches but the first and the last are one again and again.
+    """Whether the passes between the first and the last micro-batch's are one again and again.
 
-    So it is where nothing between passes waits for that of the middle or its passes for others.
+    So they are where the one in the middle reduces nothing, waits for no other pass and for no
+    step before, and nothing else waits for it.
 
     `plan`: of `SHOWN` micro-batches.
     """
     regions = plan_regions(plan)
     begun, middle = members_of(regions.begin), set[int]()
     for own in (members_of(regions.passes.get((kind, 1), ())) for kind in get_args(PassKind)):
-        waits = {source for at in own for source in plan.tasks[at].after}
-        if not own or not waits <= own | begun:
+        tasks = [plan.tasks[at] for at in own]
+        waits = {source for task in tasks for source in task.after}
+        marked = any(task.after_previous or task.bucket is not None for task in tasks)
+        if not own or marked or not waits <= own | begun:
             return False
         middle |= own
-    return all(
-        not task.after_previous
-        if at in middle
-        else middle.isdisjoint(task.after + task.after_previous)
-        for at, task in enumerate(plan.tasks)
-    )
+    others = (task for at, task in enumerate(plan.tasks) if at not in middle)
+    return all(middle.isdisjoint(task.after + task.after_previous) for task in others)
 
 
 def with_micro_batches(plan: StepPlan, count: int) -> StepPlan:

@@ -267,8 +267,9 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
         plain = replace(task, acquires=None, releases=None, core_s=0.0)
     _add_around(adding, plain, duration_s, calls)
     if task.acquires or task.after_previous:  # the first piece waits for what the task waited for
-        marks = {"acquires": task.acquires, "after_previous": task.after_previous}
-        tasks[start] = replace(tasks[start], **marks)
+        tasks[start] = replace(
+            tasks[start], acquires=task.acquires, after_previous=task.after_previous
+        )
     if task.releases:
         tasks[-1] = replace(tasks[-1], releases=task.releases)
     if task.core_s:
