@@ -61,15 +61,14 @@ def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]
 def _likeness(part: ModelPart) -> Hashable:
     """All that a plan depends on, with blocks counted from the part's first."""
     workload, names = part.workload, _numbered(part.workload)
-    nameless = replace(
-        workload,
-        name="",
-        tensors=tuple(replace(each, name=names[each.name]) for each in workload.tensors),
-        layers=tuple(replace(each, name=names[each.name]) for each in workload.layers),
-    )
+    nameless = replace(workload, name="", tensors=(), layers=())
+    named = [
+        (names[each.name], *(getattr(each, own.name) for own in fields(each) if own.name != "name"))
+        for each in (*workload.tensors, *workload.layers)
+    ]
     times = [getattr(part.times, each.name) for each in fields(part.times)]
     return (
-        repr(nameless),
+        repr((nameless, named)),
         part.shared,
         *(each.tobytes() if isinstance(each, np.ndarray) else each for each in times),
     )

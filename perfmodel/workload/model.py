@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -93,7 +94,7 @@ TRAINING_PASSES = 3
 """Products of a training step over those of forward: backward has two of the same size."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParameterTensor:
     """One parameter tensor, in registration order, as ``named_parameters()`` lists it."""
 
@@ -104,12 +105,12 @@ class ParameterTensor:
     """Whether it holds experts, which expert parallelism spreads over ranks: its gradient is summed
     over the ranks that hold the same experts alone."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.numel * ITEM_BYTES[self.dtype]
@@ -264,7 +265,7 @@ class Buffers:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
     """A model: its parameter tensors in registration order and its layers in forward order.
 
@@ -314,17 +315,17 @@ class Workload:
     shard: Shard = WHOLE
     routed_share: float = 1.0
 
-    @property
+    @cached_property
     def states_activations(self) -> bool:
         """Whether anything is known of what forward keeps for backward."""
         return any(layer.saved_elements for layer in self.layers)
 
-    @property
+    @cached_property
     def ready_order(self) -> tuple[int, ...]:
         """Trained tensors (indices) in the order in which backward completes their gradients."""
         return tuple(index for layer in reversed(self.layers) for index in layer.tensors)
 
-    @property
+    @cached_property
     def training_flops(self) -> float:
         """Operations of the matrix products of one sample, forward and twice that backward.
 
@@ -336,17 +337,17 @@ class Workload:
             for layer in self.layers
         )
 
-    @property
+    @cached_property
     def buffer_bytes(self) -> int:
         """Bytes of all buffers."""
         return sum(group.nbytes for group in self.buffers)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of parameter elements."""
         return sum(tensor.numel for tensor in self.tensors)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(tensor.nbytes for tensor in self.tensors)
