@@ -1,17 +1,13 @@
 """What a parallel layout makes of a data-parallel plan: calls of layers, stages, places of ranks.
 
-Of a pipeline's parts, those that differ in names only share one plan: a part in the middle of a
-large model has layers like its neighbours', and planning hundreds of micro-batches of each part
-anew takes longer than to simulate them.
+Of hundreds of micro-batches of a pipeline, those between the first and the last are planned once:
+planning each anew takes longer than to simulate them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-
-import numpy as np
 
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import check_replica, spread_replica
@@ -29,87 +25,11 @@ from perfmodel.training.pipeline.stage_workload import (
     part_workloads,
 )
 from perfmodel.training.plan.layer_calls import add_layer_calls
-from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.memory.recompute import Recompute
-from perfmodel.workload.model import Workload
 from perfmodel.workload.shard import WHOLE, Shard
-
-_WORD = re.compile(r"[^\s,()]+")
-
-
-def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]) -> list[PartPlan]:
-    """Plan all parts of a pipeline.
-
-    `make` plans the first of several parts that are alike; the others get its plan, renamed.
-    """
-    samples: dict[Hashable, PartPlan] = {}
-    plans = []
-    for part in parts:
-        likeness = _likeness(part)
-        plans.append(
-            PartPlan(
-                _renamed(samples[likeness], part) if (likeness in samples) else make(part), part
-            )
-        )
-        samples.setdefault(likeness, plans[-1])
-    return plans
-
-
-def _likeness(part: ModelPart) -> Hashable:
-    """All that a plan depends on, with blocks counted from the part's first."""
-    workload, names = part.workload, _numbered(part.workload)
-    nameless = replace(workload, name="", tensors=(), layers=())
-    named = [
-        (names[each.name], *(getattr(each, own.name) for own in fields(each) if own.name != "name"))
-        for each in (*workload.tensors, *workload.layers)
-    ]
-    times = [getattr(part.times, each.name) for each in fields(part.times)]
-    return (
-        repr((nameless, named)),
-        part.shared,
-        *(each.tobytes() if isinstance(each, np.ndarray) else each for each in times),
-    )
-
-
-def _numbered(workload: Workload) -> Mapping[str, str]:
-    """Names of layers, tensors and their blocks, with the number of the block in the part."""
-    numbers: dict[str, int] = {}
-    names: dict[str, str] = {}
-    layers = [layer.name for layer in workload.layers]
-    for name in (*layers, *(tensor.name for tensor in workload.tensors)):
-        block, names[name] = block_of(name), name
-        if block is not None:
-            names[block] = f"block {numbers.setdefault(block, len(numbers))}"
-            names[name] = f"{names[block]}{name[len(block) :]}"
-    return names
-
-
-def _renamed(sample: PartPlan, part: ModelPart) -> StepPlan:
-    """Return the plan of an alike part with the names of its own layers."""
-    own = {number: name for name, number in _numbered(part.workload).items()}
-    names = {name: own[number] for name, number in _numbered(sample.part.workload).items()}
-    texts: dict[str, str] = {}
-
-    def rename(text: str) -> str:
-        if text not in texts:
-            texts[text] = _WORD.sub(lambda word: names.get(word[0], word[0]), text)
-        return texts[text]
-
-    def rename_task(task: Task) -> Task:
-        name, issues, work = rename(task.name), rename(task.issues), task.work
-        if isinstance(work, Collective) and rename(work.key) != work.key:
-            return replace(task, name=name, work=replace(work, key=rename(work.key)))
-        return task if name == task.name else replace(task, name=name, issues=issues)
-
-    return replace(
-        sample.plan,
-        name=sample.plan.name.replace(sample.part.workload.name, part.workload.name),
-        tasks=tuple(map(rename_task, sample.plan.tasks)),
-    )
-
 
 PART_SEGMENTS = 1
 """Tasks per pass of a part of a pipeline, beside where buckets end: passes are many and short."""
@@ -270,7 +190,7 @@ def mix_step(
             return with_micro_batches(few, count)
         return plan_part(own, count)
 
-    plans = plan_parts(model, plan_model_part)
+    plans = [PartPlan(plan_model_part(part), part) for part in model]
     overlap_p2p = parallel_layout.overlap_p2p
     options = PipelineOptions(
         transfer_bytes,

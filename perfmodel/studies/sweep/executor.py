@@ -156,9 +156,9 @@ def _map_here_first(function: Callable[..., R], calls: Sequence[tuple[Any, ...]]
         yield result
         left = calls[done:]
         worth = min(int(each_s * len(left) / SHARE_S), len(left))
-        if worth > 1 and (processes := min(worth, count_cores())) > 1:
-            yield from _map_on_processes(function, left, processes, None)
-            return
+        if worth > 1 and count_cores() > 1:
+            yield from _map_on_processes(function, left, min(worth, count_cores()), None)
+            break
 
 
 def _map_on_processes(

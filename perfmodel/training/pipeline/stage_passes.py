@@ -291,10 +291,11 @@ def write_works(
             waits[source] = None
         tasks.append(
             task.moved(
-                rank_class,
                 of_part(task.work, part, own.suffix),
                 tuple(waits),
-                task.micro_batch if micro_batch is None else micro_batch,
+                rank_class=rank_class,
+                micro_batch=micro_batch,
+                after_previous=(),
             )
         )
         if task.after_previous:

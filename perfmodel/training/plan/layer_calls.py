@@ -217,7 +217,7 @@ def add_layer_calls(
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
         after = tuple(adding.ends[each] for each in task.after)
-        moved = _at(task, task.work, after, task.after_previous)
+        moved = task.moved(after=after)
         if first_updates.get(task.rank_class) == index:
             _add_step_calls(adding, moved)
         if task.kind in PASSES and task.layers and isinstance(task.work, Compute):
@@ -243,15 +243,6 @@ def add_layer_calls(
 # ---------------------------------------------------------------- passes
 
 
-def _at(
-    task: Task,
-    work: Compute | Collective,
-    after: tuple[int, ...],
-    after_previous: tuple[int, ...] = (),
-) -> Task:
-    return task.moved(task.rank_class, work, after, task.micro_batch, after_previous)
-
-
 def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
     """Add a task of some layers with their calls; the last task added ends them all."""
     tasks = adding.tasks
@@ -262,17 +253,18 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
         tasks.append(task)
         return
     _issue(adding, task, sum(each.times for alike in calls for each in alike))
-    start, plain = len(tasks), task
-    if task.acquires or task.releases or task.core_s:
-        plain = replace(task, acquires=None, releases=None, core_s=0.0)
+    start = len(tasks)
+    marked = task.acquires or task.releases or task.core_s or task.after_previous
+    plain = task
+    if marked:
+        plain = replace(task, acquires=None, releases=None, core_s=0.0, after_previous=())
     _add_around(adding, plain, duration_s, calls)
-    if task.acquires or task.after_previous:  # the first piece waits for what the task waited for
+    if marked:
+        # the first piece waits for what the task waited for, the last one has what it gave back
         tasks[start] = replace(
             tasks[start], acquires=task.acquires, after_previous=task.after_previous
         )
-    if task.releases:
         tasks[-1] = replace(tasks[-1], releases=task.releases)
-    if task.core_s:
         end = max(i for i in range(start, len(tasks)) if isinstance(tasks[i].work, Compute))
         tasks[end] = replace(tasks[end], core_s=task.core_s)
 
@@ -363,7 +355,7 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
 
 def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int]) -> int:
     """Add a part of a task's kernels."""
-    adding.tasks.append(_at(task, Compute(duration_s), tuple(waits)))
+    adding.tasks.append(task.moved(Compute(duration_s), tuple(waits)))
     return len(adding.tasks) - 1
 
 
@@ -399,7 +391,7 @@ def _issue(adding: _Adding, task: Task, calls: int) -> None:
         if issue.kind == "issue" and isinstance(issue.work, Compute):
             times = adding.request.times
             calls_s = calls * times.layer_launches * times.launch_s
-            adding.tasks[at] = issue.with_work(Compute(issue.work.duration_s + calls_s))
+            adding.tasks[at] = issue.moved(Compute(issue.work.duration_s + calls_s))
             return
 
 

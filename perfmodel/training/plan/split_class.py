@@ -62,11 +62,8 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     classes = [part for each in plan.classes for part in (own if each.name == name else [each])]
     waiting = (
         task.moved(
-            task.rank_class,
-            task.work,
-            _copied_dependencies(copies, task.after, task.rank_class),
-            task.micro_batch,
-            _copied_dependencies(copies, task.after_previous, task.rank_class),
+            after=_copied_dependencies(copies, task.after, task.rank_class),
+            after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
         )
         for task in tasks
     )
@@ -107,7 +104,7 @@ def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
     work = task.work
     if isinstance(source.work, Compute):
         work = Compute(source.work.duration_s * (1.0 if on_host else part.scale))
-    return task.moved(part.name, work, task.after, task.micro_batch, task.after_previous)
+    return task.moved(work, rank_class=part.name)
 
 
 def _copied_dependencies(

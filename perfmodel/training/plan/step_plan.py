@@ -176,23 +176,24 @@ class Task:
 
     def moved(
         self,
-        rank_class: str,
-        work: Compute | Collective,
-        after: tuple[int, ...],
-        micro_batch: int,
-        after_previous: tuple[int, ...] = (),
+        work: Compute | Collective | None = None,
+        after: tuple[int, ...] | None = None,
+        *,
+        rank_class: str | None = None,
+        micro_batch: int | None = None,
+        after_previous: tuple[int, ...] | None = None,
     ) -> Task:
-        """Return the task in another place, in half of the time that `replace` takes."""
+        """Return the task with other work in another place, in half of the time of `replace`."""
         return Task(
             self.name,
             self.kind,
-            rank_class,
+            rank_class or self.rank_class,
             self.stream,
-            work,
-            after,
-            after_previous,
+            work or self.work,
+            self.after if after is None else after,
+            self.after_previous if after_previous is None else after_previous,
             self.bucket,
-            micro_batch,
+            self.micro_batch if micro_batch is None else micro_batch,
             self.acquires,
             self.releases,
             self.core_s,
@@ -200,10 +201,6 @@ class Task:
             self.role,
             self.issues,
         )
-
-    def with_work(self, work: Compute | Collective) -> Task:
-        """Return the task with other work."""
-        return self.moved(self.rank_class, work, self.after, self.micro_batch, self.after_previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +239,7 @@ def follow_previous(tasks: list[Task], places: Sequence[int]) -> None:
     """
     for at, task in enumerate(tasks):
         if task.after_previous:
-            tasks[at] = replace(task, after_previous=tuple(places[i] for i in task.after_previous))
+            tasks[at] = task.moved(after_previous=tuple(places[i] for i in task.after_previous))
 
 
 def extrapolate(plan: StepPlan, other: StepPlan, share: float) -> StepPlan | None:
@@ -261,7 +258,7 @@ def extrapolate(plan: StepPlan, other: StepPlan, share: float) -> StepPlan | Non
             own = own if own == its else Compute(max(0.0, duration_s))
         elif own != its:
             return None
-        tasks.append(task if own is task.work else task.with_work(own))
+        tasks.append(task if own is task.work else task.moved(own))
     return replace(plan, tasks=tuple(tasks))
 
 
