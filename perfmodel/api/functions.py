@@ -270,7 +270,7 @@ def sweep(
     grid, zip : mapping of str to sequence, optional
         As of `variants`.
     jobs : int, optional
-        Processes; 1 stays in this one. Default: one per physical core.
+        Processes; 1 stays in this one. Default: one per physical core, for what is worth them.
     backend : {"loky", "dask", "ray"}
     scheduler : str, optional
         Address of a dask or ray cluster.
@@ -328,7 +328,7 @@ def plan(
     Parameters
     ----------
     jobs : int, optional
-        Processes; default: one per physical core.
+        Processes; default: one per physical core, for what is worth them.
     backend, scheduler
         As of `sweep`.
     store : str or Path, optional
@@ -375,7 +375,7 @@ def advise(
     Parameters
     ----------
     jobs : int, optional
-        Processes; default: one per physical core.
+        Processes; default: one per physical core, for what is worth them.
     scenario, fields, profile, progress, **keywords
         As of `run`.
 

@@ -322,7 +322,7 @@ SetOption = Annotated[
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
+    typer.Option("-j", "--jobs", metavar="N", help="Processes; default: up to all physical cores."),
 ]
 BackendOption = Annotated[
     str, typer.Option(metavar="loky|dask|ray", help="Processes of this machine, or a cluster.")

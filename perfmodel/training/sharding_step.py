@@ -109,8 +109,7 @@ class ShardingStep(Generic[OptionsT]):
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""
-        listed, own = tuple(tensors), self.request.workload.tensors
-        return once(self.known, listed, lambda: sum(own[tensor].numel for tensor in listed))
+        return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
 
     def run(
         self,

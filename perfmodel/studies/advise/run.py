@@ -172,7 +172,7 @@ def advise_scenario(
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     jobs : int, optional
-        Processes; default: one per physical core.
+        Processes; default: one per physical core, for what is worth them.
     progress : callable, optional
         Called with (simulations done, about how many in all).
 

@@ -214,8 +214,7 @@ class StepBounds:
         groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
         streams = {each.name: each for each in plan.streams if each.kind != "host"}
         slowdown = sized.job.scenario.compute.overlap_slowdown or sized.job.gpu.overlap_slowdown
-        known = dict[Hashable, float]()
-        works_s = [self._work_s(sized, task.work, groups, known) for task in plan.tasks]
+        works_s = [self._work_s(sized, task.work, groups) for task in plan.tasks]
         busy_s, called_s = (
             summed(
                 ((task.rank_class, task.stream), work_s / streams[task.stream].workers)
@@ -235,22 +234,14 @@ class StepBounds:
         return max([longest_path_s(plan, works_s), *busy_s.values(), *slowed_s])
 
     def _work_s(
-        self,
-        sized: SizedJob,
-        work: Compute | Collective,
-        groups: dict[str, RankGroup],
-        known: dict[Hashable, float],
+        self, sized: SizedJob, work: Compute | Collective, groups: dict[str, RankGroup]
     ) -> float:
         if isinstance(work, Compute):
             return work.duration_s
-        key = work.communicator, work.op, work.nbytes, work.root
-        return work.times * once(known, key, lambda: self._alone_s(sized, work, groups))
-
-    def _alone_s(self, sized: SizedJob, work: Collective, groups: dict[str, RankGroup]) -> float:
         group = groups.get(work.communicator, ())
         if len(group) < 2 or not _is_timed(sized) or work.root or work.op in ("send", "broadcast"):
             return 0.0
-        return self._collective_s(sized, group, work.op, work.nbytes)
+        return work.times * self._collective_s(sized, group, work.op, work.nbytes)
 
 
 def _is_timed(sized: SizedJob) -> bool:

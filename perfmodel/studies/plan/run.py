@@ -91,7 +91,7 @@ def plan_scenario(
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     jobs : int, optional
-        Processes; default: one per physical core.
+        Processes; default: one per physical core, for what is worth them.
     backend : {"loky", "dask", "ray"}
         Processes of this machine, or a cluster with a `scheduler`, as of `perfmodel sweep`.
     scheduler : str, optional

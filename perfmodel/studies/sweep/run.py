@@ -104,7 +104,7 @@ def run_sweep(
     variants : sequence of Variant
         See `perfmodel.studies.sweep.variants`.
     jobs : int, optional
-        Processes; 1 stays in this one. Default: one per physical core.
+        Processes; 1 stays in this one. Default: one per physical core, for what is worth them.
     backend : {"loky", "dask", "ray"}
     scheduler : str, optional
         Address of a dask or ray cluster.

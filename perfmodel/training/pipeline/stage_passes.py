@@ -312,8 +312,15 @@ def of_part(work: Compute | Collective, part: int, suffix: str = "") -> Compute 
     """Name a collective's communicator and key after the part of the model, and its pass."""
     if not isinstance(work, Collective):
         return work
-    communicator, key = f"{work.communicator} of part {part}", f"{work.key} of part {part}{suffix}"
-    return Collective(work.op, work.nbytes, communicator, key, work.root, work.dtype, work.times)
+    return Collective(
+        work.op,
+        work.nbytes,
+        f"{work.communicator} of part {part}",
+        f"{work.key} of part {part}{suffix}",
+        work.root,
+        work.dtype,
+        work.times,
+    )
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:

@@ -174,10 +174,8 @@ def model_parts(
     parts = _cut_model(workload, schedule, options or PartitionOptions())
     if len(parts) == 1:
         return (ModelPart(workload, times, parts[0][1]),)
-    numel = _trained_elements(workload)
-    saved = [layer.saved_elements + layer.stream_elements for layer in workload.layers]
     return tuple(
-        ModelPart(part, _part_times(times, (numel, saved), part, mine), mine, shared)
+        ModelPart(part, part_times(times, workload, part, mine), mine, shared)
         for part, mine, shared in parts
     )
 
@@ -321,19 +319,14 @@ BY_LAYER = (
 """Times that are known of each layer."""
 
 
-def _trained_elements(workload: Workload) -> int:
-    return sum(workload.tensors[tensor].numel for tensor in workload.ready_order)
-
-
-def _part_times(
-    times: LayerTimes, whole: tuple[int, Sequence[float]], part: Workload, mine: range
-) -> LayerTimes:
-    """Return times of consecutive layers; the optimizer's by the elements that it updates.
-
-    `whole`: elements that are trained of the whole model, and what each of its layers saves.
-    """
-    layers, (everything, saved) = slice(mine.start, mine.stop), whole
-    share = _trained_elements(part) / max(1, everything)
+def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) -> LayerTimes:
+    """Return times of consecutive layers; the optimizer's by the elements that it updates."""
+    layers = slice(mine.start, mine.stop)
+    updated, everything = (
+        sum(each.tensors[tensor].numel for tensor in each.ready_order) for each in (part, whole)
+    )
+    share = updated / max(1, everything)
+    saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
     kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
     values = ((name, getattr(times, name)) for name in BY_LAYER)
     return replace(

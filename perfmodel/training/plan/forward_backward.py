@@ -31,14 +31,14 @@ for the host to issue a whole pass, once a step, as the host is ahead from then 
 class Step:
     """A data-parallel step: what was asked for, and the list of tasks that it is written to.
 
-    `known`: what micro-batches have in common: segments of passes, bytes of gradients.
+    `known`: segments of passes, which micro-batches have in common.
     """
 
     request: StepRequest
     options: DdpOptions
     tasks: TaskList
     rank_class: str
-    known: dict[Hashable, Any] = field(default_factory=dict)
+    known: dict[Hashable, tuple[Segment, ...]] = field(default_factory=dict)
 
     @property
     def last_micro_batch(self) -> int:
@@ -47,8 +47,7 @@ class Step:
 
     def nbytes(self, tensors: Sequence[int]) -> int:
         """Bytes of some gradients."""
-        listed, own = tuple(tensors), self.request.workload.tensors
-        return once(self.known, listed, lambda: sum(own[tensor].nbytes for tensor in listed))
+        return sum(self.request.workload.tensors[tensor].nbytes for tensor in tensors)
 
     def gradient_bytes(self, tensors: Sequence[int]) -> int:
         """Bytes of some gradients as backward makes them and as they lie in their buckets."""
@@ -96,11 +95,12 @@ def _segments(
 ) -> tuple[Segment, ...]:
     """Return the segments of a pass; `find`: `forward_segments` or `backward_segments`."""
     request, at_most = step.request, step.resolution(micro_batch)
-    devices = step.options.layer_devices
     return once(
         step.known,
         (find, at_most),
-        lambda: find(request.workload, request.times, at_most=at_most, devices=devices),
+        lambda: find(
+            request.workload, request.times, at_most=at_most, devices=step.options.layer_devices
+        ),
     )
 
 

@@ -216,8 +216,7 @@ def add_layer_calls(
     updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
-        after = tuple(adding.ends[each] for each in task.after)
-        moved = task.moved(after=after)
+        moved = task.moved(after=tuple(adding.ends[each] for each in task.after))
         if first_updates.get(task.rank_class) == index:
             _add_step_calls(adding, moved)
         if task.kind in PASSES and task.layers and isinstance(task.work, Compute):

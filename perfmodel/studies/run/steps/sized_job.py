@@ -240,12 +240,17 @@ class SizedJob:
 
     def memory(self) -> Memory:
         """Bytes on the fullest GPU, on the smallest of the job's GPUs, and of its host."""
-        others = tuple(each.gpu for each in self.disturbances if each.gpu is not None)
-        sizes, host = (self.size.gpus, self.batch), host_memory(self.machine)
         return once(
             self._memory,
             "",
-            lambda: estimate_memory(self.job, *sizes, others, host, self.size.gpus_per_node),
+            lambda: estimate_memory(
+                self.job,
+                self.size.gpus,
+                self.batch,
+                tuple(each.gpu for each in self.disturbances if each.gpu is not None),
+                host_memory(self.machine),
+                self.size.gpus_per_node,
+            ),
         )
 
     @property
