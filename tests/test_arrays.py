@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import arrays
-from perfmodel.arrays import distinct, first_of_each, stable_order
+from perfmodel.arrays import digest, distinct, first_of_each, same_for_all, stable_order
 from perfmodel.collectives.timing.path_classes import classify
 
 codes = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 1 << 40)), max_size=30)
@@ -46,3 +46,12 @@ def test_hashes_with_the_same_last_bits_are_different_classes() -> None:
     classes = classify(hashes)
     np.testing.assert_array_equal(hashes[classes.sample][classes.of], hashes)
     assert len(classes.sample) == 3
+
+
+def test_digests_tell_values_and_bounds_of_arrays_apart() -> None:
+    """One value for all takes the memory of one, and is read as one."""
+    numbers = np.arange(6)
+    assert digest(numbers) == digest(np.arange(12)[:6]) == digest(np.repeat(numbers, 2)[::2])
+    columns = ((numbers,), (numbers[:4], numbers[4:]), (numbers + 0.0,), ())
+    same = [(same_for_all(numbers[1], count),) for count in (6, 7)]
+    assert len({digest(*each) for each in (*columns, *same)}) == 6

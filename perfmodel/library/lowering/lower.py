@@ -18,7 +18,6 @@ from perfmodel.collectives.algorithms import linear
 from perfmodel.collectives.algorithms.own import OWN, OwnAlgorithm, plan_own
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS, find_algorithm
 from perfmodel.library.corrections import CollectiveContext, Corrections
-from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
     ITEM_BYTES,
@@ -35,6 +34,7 @@ from perfmodel.library.lowering.protocols import (
 from perfmodel.library.lowering.rings import (
     ON_CHANNELS,
     OWN_ALGORITHM,
+    kept_edges_between,
     lay_by_name,
     lay_directly,
     lay_on_rings,
@@ -227,7 +227,7 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
     """
     nccl = machine.library.nccl_tuner
     ends = np.array([src]), np.array([dst])
-    edges = edges_between(machine.topology, machine.router, *ends, relayed=nccl)
+    edges = kept_edges_between(machine, *ends, relayed=nccl)
     protocols = protocol_parameters(machine.library, "send", "direct")
     name, protocol = list((send_protocol(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = linear.send(2, nbytes)

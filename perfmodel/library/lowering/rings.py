@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from perfmodel.arrays import IntArray, RankGroup, rank_array
+from perfmodel.arrays import IntArray, RankGroup, digest, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
@@ -79,21 +78,18 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
         else:
             ends = ranks[src], ranks[dst]
             relayed = machine.library.nccl_tuner and schedule.collective in SINGLE_SENDS
-            edges = _edges_between(machine, *ends, relayed=relayed)
+            edges = kept_edges_between(machine, *ends, relayed=relayed)
         laid.append((phases, edges))
     return LaidSchedule(schedule, tuple(laid))
 
 
-def _edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: bool) -> Edges:
+def kept_edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: bool) -> Edges:
+    """Edges between pairs of ranks over their nearest links, laid once for all sizes."""
+
     def lay() -> Edges:
         return edges_between(machine.topology, machine.router, src, dst, relayed=relayed)
 
-    ends = (
-        hashlib.sha256(np.ascontiguousarray(src).data),
-        hashlib.sha256(np.ascontiguousarray(dst).data),
-    )
-    key = (*(each.digest() for each in ends), relayed)  # 32 bytes for 32 MiB of ranks
-    return machine.kept_edges(key, len(src), MOST_KEPT, lay)
+    return machine.kept_edges((digest(src, dst), relayed), len(src), MOST_KEPT, lay)
 
 
 def _names(

@@ -372,4 +372,6 @@ def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple
 
     Raises `InputError`: no such operation, or the environment leaves nothing that can run here.
     """
-    return predictions(system_on(machine, group), op, nbytes, machine.settings)
+    system, settings = system_on(machine, group), machine.settings
+    key = "nccl choices", system, op, nbytes
+    return machine.laid(key, lambda: predictions(system, op, nbytes, settings))
