@@ -8,13 +8,13 @@ that both views agree. `dependencies.py` derives the dependencies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, digest
 from perfmodel.errors import (
     Fault,
     InputError,
@@ -64,6 +64,12 @@ class Phase:
     overwrites: bool = False
     """Whether what the receiver is sent replaces what it was sent in phases before. It is sent
     nothing to add to such data, or to replace it, before they have landed."""
+
+    def likeness(self) -> Hashable:
+        """Return a value that phases which are alike have in common, whatever their names."""
+        columns = [self.src, self.dst, self.channel, self.nbytes, self.first, self.active]
+        adds = self.adds if isinstance(self.adds, bool) else digest(self.adds)
+        return digest(*columns), self.repeat, self.lag, self.drained, self.overwrites, adds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, RankGroup, sending_s
 from perfmodel.collectives.algorithms.ring import PIECE_BYTES
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
+from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.lower import (
     Algorithm,
     correct,
@@ -36,15 +37,17 @@ from perfmodel.library.lowering.lowered import (
     count_crossings,
     stage_bytes,
 )
-from perfmodel.library.lowering.rerouting import (
-    GroupShapes,
-    MovedEdges,
-    Placed,
-    distinct_edges,
-    shape_of,
-)
+from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
+from perfmodel.simulate.alike_groups import (
+    AlikeGroups,
+    Best,
+    CollectiveKey,
+    GroupFinder,
+    Sample,
+    laid_on,
+)
 from perfmodel.simulate.sharing.duty_cycle import (
     StageRates,
     TimedLeg,
@@ -75,8 +78,6 @@ def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
 
 
 T = TypeVar("T")
-CollectiveKey = tuple[str, int, RankGroup, int, Algorithm | None]
-"""Operation, bytes, group, root and algorithm of a collective."""
 
 
 @dataclass
@@ -90,7 +91,6 @@ class UncorrectedCollectives:
     """
 
     machine: Machine
-    laid: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
     _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
@@ -136,31 +136,26 @@ class UncorrectedCollectives:
         return total
 
 
-_Sample = tuple[RankGroup, LoweredCollective, float]
-"""A group, its collective as it was lowered, and its time in seconds."""
-
-MOST_SAMPLES = 32
-"""Groups of a shape that are lowered one by one because their routes share links in other ways."""
-HOPS_AT_ONCE = 1 << 22
-"""Hops of groups that are led over other hosts at once: a few times so many numbers."""
-
-
 @dataclass
 class UncontendedTimer:
     """Times collectives alone on a machine, with a cache."""
 
     machine: Machine
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
+    _samples: dict[Hashable, list[Sample]] = field(default_factory=dict)
     _found: dict[LoweredCollective, dict[str, Any]] = field(
         default_factory=partial(defaultdict, dict)
     )
     """What was found of each collective, by name."""
+    _ends: dict[Hashable, list[tuple[FloatArray | None, CompletionTimes]]] = field(
+        default_factory=dict
+    )
+    """Of legs that are alike, wherever they are."""
     _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._common = UncorrectedCollectives(self.machine)
+        self._common, self._laid = UncorrectedCollectives(self.machine), laid_on(self.machine)
 
     def on(self, machine: Machine) -> UncontendedTimer:
         """Return a timer of another machine.
@@ -209,16 +204,24 @@ class UncontendedTimer:
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
     ) -> list[LoweredCollective]:
         """Return the fastest lowered collective of each group of two ranks or more."""
+        alike, best = self._find_alike(op, nbytes, groups, root)
+        op = "send" if op in MESSAGES else op
+        rows = zip(alike.groups, alike.sample_of, alike.edges, strict=True)
         return [
-            once(self._best, key, lambda: (placed.lower(), time_s))[0]  # noqa: B023  # called at once
-            for key, placed, time_s in self._place(op, nbytes, groups, root)
+            once(
+                self._best,
+                (op, nbytes, *group, None),
+                lambda: (Placed(best[at][0], edges).lower(), best[at][1]),  # noqa: B023  # called at once
+            )[0]
+            for group, at, edges in rows
         ]
 
     def place(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
     ) -> list[Placed]:
         """Return the fastest collective of each group of two ranks or more, alike ones as one."""
-        return [placed for _, placed, _ in self._place(op, nbytes, groups, root)]
+        alike, best = self._find_alike(op, nbytes, groups, root)
+        return [Placed(best[n][0], e) for n, e in zip(alike.sample_of, alike.edges, strict=True)]
 
     def times_s(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
@@ -227,107 +230,34 @@ class UncontendedTimer:
 
         Of messages between several pairs, that of the slowest of them.
         """
-        times_s = (time_s for _, _, time_s in self._place(op, nbytes, groups, root))
-        parts = [
-            len(message_pairs(op, group)) if op in MESSAGES else 1
-            for group in groups
-            if len(group) > 1
-        ]
+        alike, best = self._find_alike(op, nbytes, groups, root)
+        times_s = (best[sample][1] for sample in alike.sample_of)
+        parts = [len(message_pairs(op, g)) if op in MESSAGES else 1 for g in groups if len(g) > 1]
         return [max(islice(times_s, part)) for part in parts]
 
-    def _place(
+    def _find_alike(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
-    ) -> Iterator[tuple[CollectiveKey, Placed, float]]:
+    ) -> tuple[AlikeGroups, list[Best]]:
         several = [group for group in groups if len(group) > 1]
-        if op in MESSAGES:
-            several = [pair for group in several for pair in message_pairs(op, group)]
-            op, roots = "send", [0] * len(several)
-        else:
-            roots = [root_in(group, groups, root) for group in several]
-        alike = self._place_alike(op, nbytes, several, roots)
-        for group, own_root in zip(several, roots, strict=True):
-            if group not in alike:
-                lowered, time_s = self.best(op, nbytes, group, own_root)
-                alike[group] = Placed(lowered, distinct_edges(lowered)), time_s
-            yield (op, nbytes, group, own_root, None), *alike[group]
 
-    def _place_alike(
-        self, op: str, nbytes: int, groups: Sequence[RankGroup], roots: Sequence[int]
-    ) -> dict[RankGroup, tuple[Placed, float]]:
-        """Lower groups of alike hosts once, and several groups over the same number of hosts."""
-        topology, shapes = self.machine.topology, self.keep_laid(GroupShapes)
-        by_shape: dict[Hashable, dict[RankGroup, int]] = {}
-        for group, root in zip(groups, roots, strict=True):
-            is_known = (op, nbytes, group, root, None) in self._best
-            may_span_hosts = len(groups) > 1 and self._is_whole(group)
-            if not is_known and (may_span_hosts or self._is_on_one_host(group)):
-                at = group.index(root) if root in group else None
-                own = once(shapes, group, partial(shape_of, topology, group))
-                by_shape.setdefault((op, nbytes, at, own), {})[group] = root
-        placed: dict[RankGroup, tuple[Placed, float]] = {}
-        for shape, members in by_shape.items():
-            samples = self._samples.setdefault(shape, [])
-            self._place_shape(op, nbytes, members, samples, placed)
-        return placed
+        def calls() -> Iterator[tuple[RankGroup, int]]:
+            for group in several:
+                if op in MESSAGES:
+                    yield from ((pair, 0) for pair in message_pairs(op, group))
+                else:
+                    yield group, root_in(group, groups, root)
 
-    def _place_shape(
-        self,
-        op: str,
-        nbytes: int,
-        members: dict[RankGroup, int],
-        samples: list[_Sample],
-        placed: dict[RankGroup, tuple[Placed, float]],
-    ) -> None:
-        """Lower groups of one shape as others of it were; those with other courses one by one."""
-        for sample in samples:
-            self._place_as(sample, members, placed)
-        while members and len(samples) < MOST_SAMPLES:
-            group, root = next(iter(members.items()))
-            best = self.best(op, nbytes, group, root)
-            if op not in MESSAGES and not self._is_on_one_host(group):
-                candidates = self._common.lower((op, nbytes, group, root, None))
-                if len({tuple(stage.edges for stage in each.stages) for each in candidates}) > 1:
-                    return  # another candidate may be better elsewhere: no sample for later calls
-            del members[group]
-            samples.append((group, *best))
-            self._place_as(samples[-1], members, placed)
-
-    def _place_as(
-        self,
-        sample: _Sample,
-        members: dict[RankGroup, int],
-        placed: dict[RankGroup, tuple[Placed, float]],
-    ) -> None:
-        """Take a collective of one group for all groups on which it takes the same time."""
-        group, lowered, time_s = sample
-        hops = sum(len(stage.edges.arcs) for stage in lowered.stages)
-        others, at_once = list(members), max(1, HOPS_AT_ONCE // max(1, hops))
-        moved_edges = self.keep_laid(MovedEdges)
-        for begin in range(0, len(others), at_once):
-            part = others[begin : begin + at_once]
-            moved = moved_edges.to_hosts(lowered, self.machine, group, part)
-            for other, edges in zip(part, moved, strict=True):
-                if edges is not None:
-                    del members[other]
-                    placed[other] = Placed(lowered, edges), time_s
-
-    def _is_on_one_host(self, group: RankGroup) -> bool:
-        size = self.machine.topology.gpus_per_host
-        return bool(min(group) // size == max(group) // size)
-
-    def _is_whole(self, group: RankGroup) -> bool:
-        """Whether no host of a group has lost a link or a NIC."""
-        hosts = np.asarray(group) // self.machine.topology.gpus_per_host
-        return not self.machine.topology.dead or bool(
-            (self.machine.router.variants[hosts] < 0).all()
-        )
+        kept = self._laid, self._samples
+        finder = GroupFinder(self.machine, *kept, self.best, self._common.lower)
+        key = op in MESSAGES and op, groups, root
+        return finder.find("send" if op in MESSAGES else op, nbytes, key, calls)
 
     def forget(self) -> None:
         """Drop what is cached of each collective; what sizes share stays.
 
         That is arrays of every edge, a million of an all-to-all over 1,024 ranks.
         """
-        for cache in (self._best, self._samples, self._found, self._of_legs):
+        for cache in (self._best, self._samples, self._found, self._ends, self._of_legs):
             cache.clear()
         self._common.forget()
 
@@ -340,6 +270,10 @@ class UncontendedTimer:
         """Return the legs of a collective without other traffic, each begun rank by rank."""
         return once(self._found[lowered], "timed legs", partial(self._time_legs, lowered))
 
+    def know(self, lowered: LoweredCollective, legs: tuple[TimedLeg, ...], bound_s: float) -> None:
+        """Take the legs of a collective, and its `busiest_link_bound_s`, from those of others."""
+        self._found[lowered] |= {"timed legs": legs, "bound": bound_s}
+
     def _time_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
         leg = classed_leg(lowered, self._common.rates)
         if leg is not None:
@@ -350,7 +284,9 @@ class UncontendedTimer:
             replace(timed_phases(lowered, s, r), classes=self._common.rates.orders.classes(s))
             for s, r in zip(stages, rates, strict=True)
         ]
-        ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
+        ranks, credits = participants(lowered), lowered.credits
+        key = ranks, credits, tuple(part.likeness() for part in parts)
+        ends = once(self._ends, key, lambda: list(legs_ends(parts, ranks, credits=credits)))
         return tuple(
             TimedLeg(s.edges, partial(_as_is, s, r), *e)
             for s, r, e in zip(stages, rates, ends, strict=True)
@@ -372,8 +308,8 @@ class UncontendedTimer:
         return once(self._shared, make, make)
 
     def keep_laid(self, make: Callable[[], T]) -> T:
-        """As `keep`, for all machines that differ in measured corrections only."""
-        return once(self._common.laid, make, make)
+        """As `keep`, for all machines on whose links the same groups are alike (`laid_on`)."""
+        return once(self._laid, make, make)
 
     def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
         """Return the least time in which the busiest link carries its bytes; seconds.
@@ -386,8 +322,10 @@ class UncontendedTimer:
         def find() -> float:
             if len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages)):
                 return 0.0
-            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            return float(sending_s(self._common.traffic(lowered), capacity_Bps).max(initial=0.0))
+            nbytes = self._common.traffic(lowered)
+            used = np.flatnonzero(nbytes)
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps[used]
+            return float(sending_s(nbytes[used], capacity_Bps).max(initial=0.0))
 
         return once(self._found[lowered], "bound", find)
 

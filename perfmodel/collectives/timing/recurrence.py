@@ -11,13 +11,13 @@ repeats before it, and a phase may begin with nothing in flight (`Phase.drained`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.arrays import FloatArray, IntArray, digest, sending_s
 from perfmodel.collectives.dependencies import unroll
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
@@ -207,6 +207,10 @@ class TimedPhases:
     rate_Bps: FloatArray
     latency_s: FloatArray
     classes: EdgeClasses | None = None
+
+    def likeness(self) -> Hashable:
+        """Return a value that phases have in common which take the same times."""
+        return digest(self.rate_Bps, self.latency_s), *(each.likeness() for each in self.phases)
 
 
 @dataclass

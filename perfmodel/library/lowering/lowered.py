@@ -5,7 +5,7 @@ Edges of a collective: who sends to whom, over which links, how late. Flat array
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
 from typing import NamedTuple
@@ -121,7 +121,7 @@ def select_edges(edges: Edges, selection: IntArray) -> Edges:
     )
 
 
-def join_edges(parts: list[Edges]) -> Edges:
+def join_edges(parts: Sequence[Edges]) -> Edges:
     """Several sets of edges as one, in order."""
     sizes = np.cumsum([0, *(len(part.arcs) for part in parts)])
     pointers = [part.pointers[1:] + shift for part, shift in zip(parts, sizes, strict=False)]
@@ -138,7 +138,7 @@ def join_edges(parts: list[Edges]) -> Edges:
     )
 
 
-def join_copies(parts: list[Edges]) -> HostCopies | None:
+def join_copies(parts: Sequence[Edges]) -> HostCopies | None:
     """`Edges.copies` of several sets of edges, in order."""
     bounds = [part.copies.together_Bps for part in parts if part.copies is not None]
     if not bounds:
@@ -266,7 +266,7 @@ def add_traffic(
         if payload:
             nbytes /= lowered.wire_factor * stage.load
         spread = np.repeat(nbytes, np.diff(edges.pointers))
-        bytes_on_arc += np.bincount(edges.arcs, weights=spread, minlength=len(bytes_on_arc))
+        np.add.at(bytes_on_arc, edges.arcs, spread)  # few links of a million, mostly
 
 
 def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:

@@ -8,7 +8,7 @@ the routes between these hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,8 @@ class Placed:
 
     def of_stages(self) -> list[Edges]:
         """Return the edges of the group in each stage."""
+        if len(self.edges) == 1:
+            return list(self.edges) * len(self.lowered.stages)
         own = dict(zip(distinct_edges(self.lowered), self.edges, strict=True))
         return [own[stage.edges] for stage in self.lowered.stages]
 
@@ -96,42 +98,8 @@ def distinct_edges(lowered: LoweredCollective) -> tuple[Edges, ...]:
     return tuple(dict.fromkeys(stage.edges for stage in lowered.stages))
 
 
-@dataclass
-class MovedEdges:
-    """Edges on other hosts, found once for all sizes of a collective on alike machines."""
-
-    _on_hosts: dict[tuple[Edges, ...], dict[RankGroup, tuple[Edges, ...] | None]] = field(
-        default_factory=dict
-    )
-
-    def to_hosts(
-        self,
-        lowered: LoweredCollective,
-        machine: Machine,
-        group: RankGroup,
-        others: Sequence[RankGroup],
-    ) -> list[tuple[Edges, ...] | None]:
-        """Return the edges of a collective of a group for others of its shape.
-
-        None for a group where it is not certain to take the same time: routes between its hosts are
-        longer, their links have other rates, or edges share links that they do not share in
-        `group`.
-        """
-        own = distinct_edges(lowered)
-        known = self._on_hosts.setdefault(own, {})
-        unknown = [other for other in others if other not in known]
-        if unknown:
-            moved = _edges_on_hosts(own, machine, group, unknown)
-            known.update(zip(unknown, moved, strict=True))
-        return [known[other] for other in others]
-
-
 GroupShape = tuple[tuple[int, ...], tuple[int, ...]]
 """Which GPU of its host each rank of a group is, and which of the group's hosts that is."""
-
-
-GroupShapes = dict[RankGroup, GroupShape]
-"""Shapes of groups, found once for all collectives."""
 
 
 def shape_of(topology: Topology, group: RankGroup) -> GroupShape:
@@ -142,10 +110,14 @@ def shape_of(topology: Topology, group: RankGroup) -> GroupShape:
     return tuple(rank % size for rank in group), places
 
 
-def _edges_on_hosts(
+def edges_on_hosts(
     all_edges: Sequence[Edges], machine: Machine, group: RankGroup, others: Sequence[RankGroup]
 ) -> list[tuple[Edges, ...] | None]:
-    """All edges of a collective of a group, for other groups; None as of `MovedEdges.to_hosts`."""
+    """Return all edges of a collective of a group for other groups of its shape.
+
+    None for a group where it is not certain to take the same time: routes between its hosts are
+    longer, their links have other rates, or edges share links that they do not share in `group`.
+    """
     moves = _host_moves(machine.topology, group, others)
     usable, moved_arcs = np.ones(len(others), dtype=np.bool_), []
     for edges in all_edges:

@@ -7,18 +7,19 @@ a row: times of a collective are homogeneous in its bytes and latencies together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, RankGroup
+from perfmodel.arrays import FloatArray, RankGroup, digest
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, join_edges
+from perfmodel.collectives.timing.variable_rate import CompletionTimes
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage
 from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
-from perfmodel.memo import once
+from perfmodel.memo import grouped, once
+from perfmodel.simulate.flow.joined_edges import JoinedEdges
 from perfmodel.simulate.flow.stream_network import Streams, joined_stage
 from perfmodel.simulate.flow.transfers import Collective
 from perfmodel.simulate.sharing.between_collectives import (
@@ -28,7 +29,7 @@ from perfmodel.simulate.sharing.between_collectives import (
     rates_in_turns,
     shared_rates,
 )
-from perfmodel.simulate.sharing.duty_cycle import is_steady
+from perfmodel.simulate.sharing.duty_cycle import TimedLeg, is_steady, joined_stages
 from perfmodel.simulate.uncontended import UncontendedTimer
 
 Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
@@ -152,30 +153,10 @@ class JoinedCollectives:
         def join() -> list[LoweredCollective]:
             capacity_Bps = timer.machine.topology.arcs.bandwidth_Bps
             edges = timer.keep_laid(JoinedEdges)
-            return [
-                in_a_row(each, times)
-                for each in join_alike(timer.place(op, nbytes, groups, root), capacity_Bps, edges)
-            ]
+            parts = _parts_of(timer.place(op, nbytes, groups, root), capacity_Bps, edges)
+            return [_in_a_row(timer, members, edges, times) for members in parts]
 
         return once(self._joined, (op, nbytes, number, root, times), join)
-
-
-@dataclass
-class JoinedEdges:
-    """Edges of several collectives as one, found once for all sizes of these."""
-
-    _joined: dict[tuple[Edges, ...], Edges] = field(default_factory=dict)
-    _parts: dict[Hashable, list[list[int]]] = field(default_factory=dict)
-
-    def of(self, parts: list[Edges]) -> Edges:
-        """Return edges as one, in order."""
-        return once(self._joined, tuple(parts), lambda: join_edges(parts))
-
-    def parts(self, collectives: Sequence[Placed], capacity_Bps: FloatArray) -> list[list[int]]:
-        """Return the positions of collectives that are joined, in few lists: see `join_alike`."""
-        kinds = _kinds(collectives)
-        find = partial(_parts_of, collectives, kinds, capacity_Bps)
-        return once(self._parts, (*kinds, *(placed.edges for placed in collectives)), find)
 
 
 def join_alike(
@@ -195,100 +176,71 @@ def join_alike(
     joined : JoinedEdges, optional
         What was found before for other sizes.
     """
-    if len(collectives) == 1:
-        return [collectives[0].lower()]
     joined = JoinedEdges() if joined is None else joined
-    parts = joined.parts(collectives, capacity_Bps)
-    return [_join([collectives[at] for at in part], joined) for part in parts]
+    return [_join(members, joined) for members in _parts_of(collectives, capacity_Bps, joined)]
 
 
-CAPACITY_TOLERANCE = 1e-9
-"""Share by which the needs of edges may exceed a link that carries them: rounding."""
+def _in_a_row(
+    timer: UncontendedTimer, members: Sequence[Placed], joined: JoinedEdges, times: int
+) -> LoweredCollective:
+    """Return `times` collectives of each member as one, which takes the time of the longest."""
+    lowered = in_a_row(_join(members, joined), times)
+    stages, alone = joined_stages(lowered.stages), dict.fromkeys(each.lowered for each in members)
+    legs = {each: timer.timed_legs(each) for each in alone}
+    if lowered not in legs and all(len(own) == len(stages) for own in legs.values()):
+        together = zip(*(legs[each.lowered] for each in members), strict=True)
+        joint = tuple(_joined_leg(*each, times) for each in zip(stages, together, strict=True))
+        timer.know(lowered, joint, times * max(map(timer.busiest_link_bound_s, alone)))
+    return lowered
+
+
+def _joined_leg(stage: Stage, legs: Sequence[TimedLeg], times: int) -> TimedLeg:
+    """Time a leg of joined collectives, `times` in a row, by those of the members."""
+
+    def expand() -> tuple[Stage, FloatArray]:
+        latency_s = times * np.concatenate([leg.stage.latency_s for leg in legs])
+        return replace(stage, latency_s=latency_s), np.concatenate([leg.rates_Bps for leg in legs])
+
+    begins_s = [leg.begin_s for leg in legs if leg.begin_s is not None]
+    landed_s = times * np.concatenate([leg.ends.landed_s for leg in legs])
+    return TimedLeg(
+        stage.edges,
+        expand,
+        times * np.concatenate(begins_s) if begins_s else None,
+        CompletionTimes(times * max(leg.ends.wire_s for leg in legs), landed_s),
+    )
 
 
 def _parts_of(
-    collectives: Sequence[Placed], kinds: list[int], capacity_Bps: FloatArray
-) -> list[list[int]]:
-    of_kind: dict[int, list[int]] = {}
-    for at, kind in enumerate(kinds):
-        of_kind.setdefault(kind, []).append(at)
-    parts = list[list[int]]()
+    collectives: Sequence[Placed], capacity_Bps: FloatArray, joined: JoinedEdges
+) -> list[list[Placed]]:
+    """Return collectives that are joined, in few lists: see `join_alike`."""
+    of_kind = grouped(zip(_kinds(collectives), enumerate(collectives), strict=True))
+    parts = list[list[tuple[int, Placed]]]()
     for members in of_kind.values():
-        same = [collectives[at] for at in members]
-        if _all_fit(same, capacity_Bps):
+        edges = tuple(placed.edges for _, placed in members)
+        if len(members) == 1 or joined.are_apart(edges):
             parts.append(members)
         else:
-            parts += [[members[at] for at in part] for part in _fitting(same, capacity_Bps)]
-    return sorted(parts)
+            marks = _marks([placed.lowered for _, placed in members])
+            fitting = joined.fitting(edges, marks, capacity_Bps)
+            parts += [[members[at] for at in part] for part in fitting]
+    return [[placed for _, placed in part] for part in sorted(parts, key=lambda part: part[0][0])]
 
 
-def _all_fit(same: Sequence[Placed], capacity_Bps: FloatArray) -> bool:
-    """Whether all collectives of a kind may be joined: looked at all at once, as they mostly do."""
-    arcs = np.concatenate([each.arcs for placed in same for each in placed.edges])
-    hops = np.concatenate([np.diff(each.pointers) for placed in same for each in placed.edges])
-    if not len(arcs):
-        return True
-    owner = np.repeat(np.arange(len(same)), [sum(len(e.arcs) for e in p.edges) for p in same])
-    order = np.lexsort((owner, arcs))
-    ascending, of = arcs[order], owner[order]
-    shared = ascending[1:][(ascending[1:] == ascending[:-1]) & (of[1:] != of[:-1])]
-    if not len(shared):
-        return True
-    if not _are_steady_alike([placed.lowered for placed in same]):
-        return False
-    least_Bps = np.repeat(np.minimum.reduceat(capacity_Bps[arcs], np.cumsum(hops) - hops), hops)
-    needed_Bps = np.bincount(arcs, least_Bps)[shared]
-    return bool((needed_Bps <= capacity_Bps[shared] * (1 + CAPACITY_TOLERANCE)).all())
+def _marks(collectives: Sequence[LoweredCollective]) -> tuple[int | None, ...]:
+    """Numbers that are equal for equal latencies of collectives of a kind.
 
-
-def _are_steady_alike(collectives: Iterable[LoweredCollective]) -> bool:
-    """Whether collectives of a kind have the same latencies, and are active all the time.
-
-    Those that are not share links by their bytes.
+    None where they are not active all the time: those share links by their bytes.
     """
-    first, *others = dict.fromkeys(collectives)
-    latencies = [[stage.latency_s for stage in lowered.stages] for lowered in (first, *others)]
-    alike = all(all(map(np.array_equal, latencies[0], own)) for own in latencies)
-    return alike and all(map(is_steady, first.stages))
-
-
-def _fitting(same: Sequence[Placed], capacity_Bps: FloatArray) -> list[list[int]]:
-    """Join collectives of a kind one by one to the first ones that they fit to."""
-    parts: list[tuple[dict[int, float], list[int]]] = []
-    for at, placed in enumerate(same):
-        needs = _needs_Bps(placed.edges, capacity_Bps)
-        for needed, members in parts:
-            common = needed.keys() & needs.keys()
-            both = (placed.lowered, same[members[0]].lowered)
-            if not common or (
-                _are_steady_alike(both)
-                and all(
-                    needs[link] + needed[link]
-                    <= float(capacity_Bps[link]) * (1 + CAPACITY_TOLERANCE)
-                    for link in common
-                )
-            ):
-                for link, need_Bps in needs.items():
-                    needed[link] = needed.get(link, 0.0) + need_Bps
-                members.append(at)
-                break
-        else:
-            parts.append((needs, [at]))
-    return [members for _, members in parts]
-
-
-def _needs_Bps(own: Iterable[Edges], capacity_Bps: FloatArray) -> dict[int, float]:
-    """Return the most that all edges of a collective together may send over each of its links."""
-    needs: dict[int, float] = {}
-    for edges in own:
-        if not len(edges.arcs):
-            continue
-        least_Bps = np.minimum.reduceat(capacity_Bps[edges.arcs], edges.pointers[:-1])
-        links, place = np.unique(edges.arcs, return_inverse=True)
-        of_links = np.bincount(place, np.repeat(least_Bps, np.diff(edges.pointers)))
-        for link, need_Bps in zip(links.tolist(), of_links.tolist(), strict=True):
-            needs[link] = needs.get(link, 0.0) + need_Bps
-    return needs
+    if not all(map(is_steady, collectives[0].stages)):
+        return (None,) * len(collectives)
+    numbers: dict[bytes, int] = {}
+    mark_of = {
+        each: numbers.setdefault(digest(*(stage.latency_s for stage in each.stages)), len(numbers))
+        for each in dict.fromkeys(collectives)
+    }
+    return tuple(mark_of[each] for each in collectives)
 
 
 def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
@@ -313,10 +265,10 @@ def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
 def _kinds(collectives: Sequence[Placed]) -> list[int]:
     """Number of the kind of each: those of a kind differ in their links only."""
     numbers: dict[Hashable, int] = {}
-    kind_of = {
-        lowered: numbers.setdefault(_kind(lowered), len(numbers))
-        for lowered in dict.fromkeys(placed.lowered for placed in collectives)
-    }
+    all_lowered = dict.fromkeys(placed.lowered for placed in collectives)
+    kind_of = dict.fromkeys(all_lowered, 0)
+    if len(all_lowered) > 1:
+        kind_of = {each: numbers.setdefault(_kind(each), len(numbers)) for each in all_lowered}
     return [kind_of[placed.lowered] for placed in collectives]
 
 
@@ -324,52 +276,43 @@ def _kind(lowered: LoweredCollective) -> Hashable:
     schedule, phases = lowered.schedule, [stage.phases for stage in lowered.stages]
     costs = lowered.protocol, lowered.launch_s, lowered.wire_factor, lowered.credits
     sizes = schedule.nbytes, schedule.ranks, schedule.switches
-    alike = tuple(tuple(map(_phase_likeness, part)) for part in phases)
+    alike = tuple(tuple(phase.likeness() for phase in part) for part in phases)
     return schedule.collective, schedule.algorithm, *sizes, *costs, alike
 
 
-def _phase_likeness(phase: Phase) -> Hashable:
-    arrays = (phase.src, phase.dst, phase.channel, phase.nbytes, phase.first, phase.active)
-    adds = phase.adds if isinstance(phase.adds, bool) else phase.adds.tobytes()
-    numbers = (phase.repeat, phase.lag, phase.drained, phase.overwrites, adds)
-    return (*(values.tobytes() for values in arrays), *numbers)
-
-
-def _join(members: list[Placed], joined: JoinedEdges) -> LoweredCollective:
+def _join(members: Sequence[Placed], joined: JoinedEdges) -> LoweredCollective:
     """Join alike collectives; each has channels of its own, on which ranks have their places."""
     if len(members) == 1:
         return members[0].lower()
-    first, edges = members[0].lowered, zip(*(each.of_stages() for each in members), strict=True)
     stages = zip(*(each.lowered.stages for each in members), strict=True)
+    edges = zip(*(each.of_stages() for each in members), strict=True)
     return replace(
-        first,
+        members[0].lowered,
         stages=tuple(
-            _join_stages(own, joined.of(list(its))) for own, its in zip(stages, edges, strict=True)
+            _join_stages(own, joined.of(its)) for own, its in zip(stages, edges, strict=True)
         ),
     )
 
 
 def _join_stages(stages: Sequence[Stage], edges: Edges) -> Stage:
-    phases = zip(*(stage.phases for stage in stages), strict=True)
     columns = [
         np.concatenate([getattr(stage, name) for stage in stages])
         for name in ("latency_s", "cap_Bps", "load")
     ]
-    return Stage(tuple(map(_join_phases, phases)), edges, *columns)
+    phases = tuple(_repeat_phase(phase, len(stages)) for phase in stages[0].phases)
+    return Stage(phases, edges, *columns)
 
 
-def _join_phases(phases: Sequence[Phase]) -> Phase:
-    first = phases[0]
-    channels = int(first.channel.max(initial=-1)) + 1
+def _repeat_phase(phase: Phase, times: int) -> Phase:
+    """Return phases that are alike as one, each on channels of its own."""
+    channels, each = int(phase.channel.max(initial=-1)) + 1, len(phase.channel)
     return replace(
-        first,
-        src=np.concatenate([phase.src for phase in phases]),
-        dst=np.concatenate([phase.dst for phase in phases]),
-        channel=np.concatenate([p.channel + channels * at for at, p in enumerate(phases)]),
-        nbytes=np.concatenate([phase.nbytes for phase in phases]),
-        first=np.concatenate([phase.first for phase in phases]),
-        active=np.concatenate([phase.active for phase in phases]),
-        adds=first.adds
-        if isinstance(first.adds, bool)
-        else np.concatenate([np.asarray(phase.adds) for phase in phases]),
+        phase,
+        src=np.tile(phase.src, times),
+        dst=np.tile(phase.dst, times),
+        nbytes=np.tile(phase.nbytes, times),
+        first=np.tile(phase.first, times),
+        active=np.tile(phase.active, times),
+        channel=np.tile(phase.channel, times) + channels * np.repeat(np.arange(times), each),
+        adds=phase.adds if isinstance(phase.adds, bool) else np.tile(phase.adds, times),
     )

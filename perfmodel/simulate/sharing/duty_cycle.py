@@ -111,15 +111,15 @@ class UseOrders:
         return None if patterns is None else patterns.classes
 
 
-def tells_apart(capacity_Bps: FloatArray, others_Bps: FloatArray) -> bool:
-    """Whether links of unlike bandwidths on another machine are of unlike ones on this one, too.
+def tells_apart(of_links: FloatArray, others: FloatArray) -> bool:
+    """Whether links of unlike numbers on another machine are of unlike ones on this one, too.
 
-    `capacity_Bps`, `others_Bps`: of the same links on both; shape (links,).
+    `of_links`, `others`: bandwidths or latencies of the same links on both; shape (links,).
     """
-    if len(capacity_Bps) != len(others_Bps):
-        return False
-    _, sample, of = np.unique(capacity_Bps, return_index=True, return_inverse=True)
-    return bool(np.array_equal(others_Bps[sample][of], others_Bps))
+    if of_links is others or len(of_links) != len(others):
+        return of_links is others
+    _, sample, of = np.unique(of_links, return_index=True, return_inverse=True)
+    return bool(np.array_equal(others[sample][of], others))
 
 
 @dataclass(frozen=True, slots=True)

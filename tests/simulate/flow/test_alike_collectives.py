@@ -8,10 +8,12 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.library.lowering.lowered import Edges
 from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
+from perfmodel.simulate.flow.joined_edges import JoinedEdges
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import LinkCounters
@@ -112,6 +114,25 @@ def test_a_group_per_node_is_one_job_and_groups_on_common_links_stay_apart() -> 
 def test_messages_of_pairs_take_the_time_of_one() -> None:
     """Each GPU has an adapter of its own, so that sixteen pairs are as quick as one."""
     assert timed("send", 1 << 26, PAIRS)[0] == pytest.approx(timed("send", 1 << 26, PAIRS[:1])[0])
+
+
+def test_what_fits_is_kept_by_the_capacities_of_links() -> None:
+    """Two edges, each over a link of its own and one that both use, which may carry both."""
+
+    def edges(own: int) -> Edges:
+        one = np.array([1.0])
+        arcs, ends = np.array([own, 2]), np.array([own])
+        return Edges(ends, ends, np.array([0, 2]), arcs, 0 * one, np.inf * one, 0 * ends, False)
+
+    joined, parts = JoinedEdges(), ((edges(0),), (edges(1),))
+    assert not joined.are_apart(parts)
+    assert joined.are_apart(parts[:1])
+    wide, narrow, wider = (np.array([1.0, 1.0, trunk]) for trunk in (2.0, 1.5, 9.0))
+    for capacity_Bps in (wide, narrow, wide, wider, narrow):
+        fits = [[0], [1]] if capacity_Bps is narrow else [[0, 1]]
+        assert joined.fitting(parts, (0, 0), capacity_Bps) == fits
+        assert joined.fitting(parts, (0, 1), capacity_Bps) == [[0], [1]]  # other latencies
+        assert joined.fitting(parts, (None, None), capacity_Bps) == [[0], [1]]
 
 
 def test_one_in_a_row_is_itself() -> None:
