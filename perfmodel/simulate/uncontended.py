@@ -91,6 +91,7 @@ class UncorrectedCollectives:
     """
 
     machine: Machine
+    kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
     _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
@@ -306,6 +307,10 @@ class UncontendedTimer:
     def keep(self, make: Callable[[], T]) -> T:
         """What `make` returned the first time: what all simulations on this machine share."""
         return once(self._shared, make, make)
+
+    def keep_rated(self, make: Callable[[], T]) -> T:
+        """As `keep`, for all machines that differ in measured corrections only: same rates."""
+        return once(self._common.kept, make, make)
 
     def keep_laid(self, make: Callable[[], T]) -> T:
         """As `keep`, for all machines on whose links the same groups are alike (`laid_on`)."""

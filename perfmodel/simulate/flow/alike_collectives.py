@@ -93,7 +93,7 @@ def solve_at_once(
     if flows:  # streams send all the time, so that one share can stand for all of them
         stage = joined_stage(flows)
         shares.append(Share(stage, np.full(len(stage.edges), np.inf), lambda _: 1.0, "streams"))
-    sharings = None if flows else timer.keep(LinkSharings)  # streams have edges of their own
+    sharings = None if flows else timer.keep_rated(LinkSharings)  # streams have edges of their own
     rates = shared_rates(machine.topology.arcs.bandwidth_Bps, shares, sharings)
     of_flows = rates.pop() if flows else np.zeros(0)
     return of_flows, [(rate_Bps, 1.0) for rate_Bps in rates]

@@ -140,7 +140,7 @@ class FlowNetwork(Network):
 
     def _know_expected(self) -> None:
         """Let the edges of what is expected be compared with each other at once."""
-        joined, sharings = self.timer.keep(JoinedCollectives), self.timer.keep(LinkSharings)
+        joined, sharings = self.timer.keep(JoinedCollectives), self.timer.keep_rated(LinkSharings)
         calls, self._expected = dict.fromkeys(itertools.chain(*self._expected)), []
         known = list[LoweredCollective]()
         for op, nbytes, groups, root, times in calls:
