@@ -19,7 +19,6 @@ import numpy as np
 from perfmodel.arrays import FloatArray, RankGroup, sending_s
 from perfmodel.collectives.algorithms.ring import PIECE_BYTES
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
-from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.lower import (
     Algorithm,
     correct,
@@ -148,10 +147,8 @@ class UncontendedTimer:
         default_factory=partial(defaultdict, dict)
     )
     """What was found of each collective, by name."""
-    _ends: dict[Hashable, list[tuple[FloatArray | None, CompletionTimes]]] = field(
-        default_factory=dict
-    )
-    """Of legs that are alike, wherever they are."""
+    _ends: dict[Hashable, Any] = field(default_factory=dict)
+    """When legs end that are alike, wherever they are."""
     _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
 
@@ -197,9 +194,7 @@ class UncontendedTimer:
         op, nbytes, group, _, _ = key
         if op in MESSAGES:
             return [lower_message(self.machine, group[0], group[1], nbytes)]
-        return [
-            correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
-        ]
+        return [correct(self.machine, each, nbytes, group) for each in self._common.lower(key)]
 
     def lower(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
