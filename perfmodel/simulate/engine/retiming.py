@@ -109,11 +109,11 @@ class RunOrder:
             for place in node.waits:
                 start_s = ends_s[place] if start_s is none_s else np.maximum(start_s, ends_s[place])
             if node.call is not None:
-                end_s = start_s + (node.ended_s - node.began_s) * factors[node.index]
+                end_s = start_s + (node.ended_s - node.began_s) * factors[node.first]
                 calls.append((node.call, start_s, end_s))
                 overlaps.add(node, start_s, end_s)
             else:
-                end_s = start_s + work_s[node.index] * node.stretch
+                end_s = start_s + work_s[node.first] * node.stretch
                 if kinds[node.task.stream] == "compute":
                     end_s = overlaps.slow(node, start_s, end_s)
             for place in node.places:
@@ -129,14 +129,14 @@ class RunOrder:
 class _Node(NamedTuple):
     """A piece of work, or a collective with the tasks of all classes that take part.
 
-    `index`: of its first task in the plan. `call`: what a collective is; None for work.
+    `first`: of its tasks, in the plan. `call`: what a collective is; None for work.
     `began_s`, `ended_s`: in the run. `stretch`: on the work.
     `places`: of its tasks among those of all steps; `waits`: of those that it waits for.
     """
 
     task: Task
     step: int
-    index: int
+    first: int
     call: CollectiveCall | None
     began_s: float
     ended_s: float
@@ -208,14 +208,14 @@ def _members(plan: StepPlan) -> dict[int, tuple[tuple[int, ...], CollectiveCall]
     """Return the tasks that are the same collective, and that collective, by each of them."""
     participants, groups_of = participants_of(plan), plan.groups_of
     same = grouped(
-        ((work.key, participants[work.communicator][task.rank_class]), at)
+        ((work.key, participants[work.communicator][task.rank_class]), (at, work))
         for at, task in enumerate(plan.tasks)
         if isinstance(work := task.work, Collective)
     )
     return {
-        at: (tuple(members), call_of(plan.tasks[at].work, taking_part, groups_of))
+        at: (tuple([member for member, _ in members]), call_of(work, taking_part, groups_of))
         for (_, taking_part), members in same.items()
-        for at in members
+        for at, work in members
     }
 
 

@@ -179,7 +179,7 @@ class _Search:
     _steps_s: dict[frozenset[Part], float] = field(default_factory=dict)
     """Simulated steps without sets of parts."""
     _near_steps: dict[frozenset[Part], Step] = field(default_factory=dict)
-    _setups: dict[frozenset[Part], tuple[SimulationSetup, tuple[Disturbance, ...]]] = field(
+    _setups: dict[frozenset[Part], tuple[SimulationSetup, Sequence[Disturbance]]] = field(
         default_factory=dict
     )
 
@@ -254,7 +254,8 @@ class _Search:
         if near.is_exact:
             step_s = near.step_s
         else:
-            find = partial(self.again.base.simulate_again, *reversed(self._without(parts)))
+            setup, disturbances = self._without(parts)
+            find = partial(self.again.base.simulate_again, disturbances, setup)
             step_s = once(self._steps_s, frozenset(parts), find)
         return Relief(
             describe_parts(parts), names, _fields_of(parts), self.again.base.step_s - step_s
@@ -271,11 +272,11 @@ class _Search:
         find = partial(self.again.step_s, *self._without(parts))
         return once(self._near_steps, frozenset(parts), find)
 
-    def _without(self, parts: Sequence[Part]) -> tuple[SimulationSetup, tuple[Disturbance, ...]]:
+    def _without(self, parts: Sequence[Part]) -> tuple[SimulationSetup, Sequence[Disturbance]]:
         """Return the setup and the disturbances where some parts are no limit."""
         return once(self._setups, frozenset(parts), partial(self._set_up, parts))
 
-    def _set_up(self, parts: Sequence[Part]) -> tuple[SimulationSetup, tuple[Disturbance, ...]]:
+    def _set_up(self, parts: Sequence[Part]) -> tuple[SimulationSetup, Sequence[Disturbance]]:
         setup = self.again.base.setup
         if COMMUNICATION in parts:
             return replace(setup, fidelity="free"), self.again.disturbances
