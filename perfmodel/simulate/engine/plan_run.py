@@ -12,7 +12,7 @@ else waits for: tasks that wait are counted down as the ends of their predecesso
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import isnan, nan
 
 import numpy as np
@@ -31,13 +31,13 @@ from perfmodel.simulate.engine.task_graph import (
     StepState,
     StreamState,
     Work,
-    call_of,
+    calls_of,
     class_factor,
     collective_text,
     participants_of,
     task_graph,
 )
-from perfmodel.simulate.network import CollectiveCall, Network
+from perfmodel.simulate.network import Network
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Stream, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
@@ -80,14 +80,14 @@ class PlanRun:
             for queue, task in zip(self._graph.queue_of, plan.tasks, strict=True)
         ]
         self._participants = participants_of(plan)
-        self._groups = {each.name: each.groups for each in plan.communicators}
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
         self._semaphores = Semaphores(dict(plan.semaphores))
         self._streams = [StreamState(*queue, queue[1].workers) for queue in self._graph.queues]
         self._step_states: dict[int, StepState] = {}
         self._rendezvous = Rendezvous(self._participants, plan.classes)
-        network.expect(self._calls())
+        self._calls = calls_of(plan, self._participants)
+        network.expect(call for call in self._calls if call is not None)
         self._call_after(env.timeout(start_s), self._start_all)
 
     def _start_all(self) -> None:
@@ -359,21 +359,16 @@ class PlanRun:
                 self._finish(state, step, index, start_s, ready_s, self._env.now)
                 self._free(state, index)
 
+        call = self._calls[members[-1][1]]
+        assert call is not None
         try:
-            ended = self._network.collective(*call_of(work, participants, self._groups))
+            ended = self._network.collective(*call)
         except TopologyError as error:
             name = collective_text(*self._rendezvous.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
         if self.on_collective is not None:
             self.on_collective(self.plan.tasks[members[-1][1]])
-
-    def _calls(self) -> Iterator[CollectiveCall]:
-        """Yield what the network will be asked for in a step."""
-        for task in self.plan.tasks:
-            if isinstance(task.work, Collective):
-                participants = self._participants[task.work.communicator]
-                yield call_of(task.work, participants[task.rank_class], self._groups)
 
     def names_in_progress(self) -> list[str]:
         """Return the names of the collectives in progress, with the first of their classes."""

@@ -9,7 +9,7 @@ that would meet with the other durations only are not slowed: `Retimed.overlaps`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray
 from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.simulate.engine.task_graph import call_of, dependencies, participants_of
+from perfmodel.simulate.engine.task_graph import (
+    Participants,
+    calls_of,
+    dependencies,
+    participants_of,
+)
 from perfmodel.simulate.network import CollectiveCall
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
@@ -151,13 +156,14 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
 
     When work is timed, most collectives that may slow it down have been.
     """
-    waits, together, tasks = dependencies(plan), _members(plan), len(plan.tasks)
+    waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
+    together, calls = _members(plan, participants), calls_of(plan, participants)
     done, nodes = set[int](), list[_Node]()
     for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
         if first + index in done:
             continue
-        members, call = together.get(index, ((index,), None))
+        members = together.get(index, (index,))
         places = tuple([first + member for member in members])
         needs = [first + at for member in members for at in waits[member][0]]
         if step:
@@ -165,7 +171,9 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
         classes = tuple([plan.tasks[member].rank_class for member in members])
         done.update(places)
         times_s = began_s, ended_s, stretch
-        nodes.append(_Node(task, step, index, call, *times_s, classes, places, tuple(needs)))
+        nodes.append(
+            _Node(task, step, index, calls[index], *times_s, classes, places, tuple(needs))
+        )
     return _in_order(nodes)
 
 
@@ -204,19 +212,16 @@ def _indexed(plan: StepPlan, run: Run) -> Iterator[tuple[int, TaskExecution]]:
         yield queue[turn], execution
 
 
-def _members(plan: StepPlan) -> dict[int, tuple[tuple[int, ...], CollectiveCall]]:
-    """Return the tasks that are the same collective, and that collective, by each of them."""
-    participants, groups_of = participants_of(plan), plan.groups_of
+def _members(
+    plan: StepPlan, participants: Mapping[str, Mapping[str, Participants]]
+) -> dict[int, tuple[int, ...]]:
+    """Return the tasks that are the same collective, by each of them."""
     same = grouped(
-        ((work.key, participants[work.communicator][task.rank_class]), (at, work))
+        ((work.key, participants[work.communicator][task.rank_class].classes), at)
         for at, task in enumerate(plan.tasks)
         if isinstance(work := task.work, Collective)
     )
-    return {
-        at: (tuple([member for member, _ in members]), call_of(work, taking_part, groups_of))
-        for (_, taking_part), members in same.items()
-        for at, work in members
-    }
+    return {at: tuple(members) for members in same.values() for at in members}
 
 
 # ---------------------------------------------------------------- slowdown

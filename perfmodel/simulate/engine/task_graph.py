@@ -265,15 +265,23 @@ def _of_communicator(
     return {name: part for part in starmap(Participants, both) for name in part.classes}
 
 
-def call_of(
-    work: Collective, participants: Participants, groups_of: Mapping[str, tuple[RankGroup, ...]]
-) -> CollectiveCall:
-    """Return what a network is asked for; `groups_of`: all groups of each communicator."""
-    groups, root = participants.groups, work.root
-    if work.op in ROOTED - MESSAGES:
-        # its root may be of other classes, which start by themselves
-        root = root_in(groups[0], groups_of[work.communicator], root)
-    return work.op, work.nbytes, groups, root, work.times
+def calls_of(
+    plan: StepPlan, participants: Mapping[str, Mapping[str, Participants]]
+) -> list[CollectiveCall | None]:
+    """Return what a network is asked for by each task of a plan; None for work.
+
+    `participants`: those of the plan.
+    """
+    groups_of = plan.groups_of
+
+    def call_of(task: Task, work: Collective) -> CollectiveCall:
+        groups, root = participants[work.communicator][task.rank_class].groups, work.root
+        if work.op in ROOTED - MESSAGES:
+            # its root may be of other classes, which start by themselves
+            root = root_in(groups[0], groups_of[work.communicator], root)
+        return work.op, work.nbytes, groups, root, work.times
+
+    return [call_of(t, t.work) if isinstance(t.work, Collective) else None for t in plan.tasks]
 
 
 def class_factor(task: Task, factors: float | FloatArray) -> float:

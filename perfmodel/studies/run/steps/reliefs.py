@@ -47,9 +47,9 @@ WORTH_SEARCHING = 0.02
 RIVAL_SHARE = 0.25
 """Savings of a limit against the largest, from which it may be the largest among events, too."""
 
-DOUBT = 0.1
-"""Share of savings up to which those of a run that is timed again may be off; they were off by
-0.02 at most."""
+DOUBT, DOUBTED_STEP = 0.03, 2e-3
+"""Shares of savings and of the step by which savings may be off in a run that is timed again, a few
+times what they were: 0.004 and 3e-4."""
 
 MOST_OF_IT = 0.5
 """Share of what no communication would save from which a limit explains the wait."""
@@ -263,8 +263,9 @@ class _Search:
 
     def saves_enough(self, enough_s: float, parts: Sequence[Part]) -> bool:
         """Whether a step saves so much without these limits; simulated where that is not sure."""
-        saves_s = self.again.base.step_s - self._near(parts).step_s
-        if not abs(saves_s - enough_s) > DOUBT * enough_s:
+        step_s = self.again.base.step_s
+        saves_s = step_s - self._near(parts).step_s
+        if not abs(saves_s - enough_s) > max(DOUBT * enough_s, DOUBTED_STEP * step_s):
             saves_s = self.relieve(*parts).saves_s
         return saves_s >= enough_s
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.memo import grouped, once
+from perfmodel.memo import once
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.simulate.engine.retiming import (
     Durations,
@@ -24,6 +23,7 @@ from perfmodel.simulate.engine.retiming import (
     can_be_retimed,
     works_s,
 )
+from perfmodel.simulate.engine.task_graph import calls_of, participants_of
 from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
 from perfmodel.simulate.network import CollectiveCall
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets
@@ -37,7 +37,7 @@ from perfmodel.studies.run.steps.simulate_step import (
     split_classes,
     timer_of,
 )
-from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective
 
 MOST_MET = 0.1
 """Share of their time by which collectives may have delayed each other where ends of intervals are
@@ -110,8 +110,12 @@ class RetimedSteps:
         return Step(self._counted_s(retimed)[0], is_alone and bool(retimed.are_in_order[0]))
 
     @cached_property
+    def _calls(self) -> list[CollectiveCall | None]:
+        return calls_of(self.base.plan, participants_of(self.base.plan))
+
+    @cached_property
     def _alone_s(self) -> FloatArray:
-        return times_alone_s(self.base.plan, timer_of(self.base.setup, self.disturbances))
+        return times_alone_s(self._calls, timer_of(self.base.setup, self.disturbances))
 
     @cached_property
     def _order(self) -> RunOrder:
@@ -138,7 +142,7 @@ class RetimedSteps:
         if setup.fidelity == "free":
             factors = np.where(self._alone_s > 0, 0.0, 1.0)
         elif setup.machine is not self.base.setup.machine:
-            new_s = times_alone_s(plan, timer_of(setup, disturbances))
+            new_s = times_alone_s(self._calls, timer_of(setup, disturbances))
             np.divide(new_s, self._alone_s, out=factors, where=self._alone_s > 0)
         usual = setup.machine.topology.gpu.overlap_slowdown
         slowdown = usual if setup.slowdown is None else setup.slowdown
@@ -161,33 +165,14 @@ def share_links(timer: UncontendedTimer, *calls: CollectiveCall) -> bool:
     return any(own.meets(other) for own in links[0] for others in links[1:] for other in others)
 
 
-def times_alone_s(plan: StepPlan, timer: UncontendedTimer) -> FloatArray:
-    """Return the time of each collective of a plan with its links for itself, 0 of work.
+def times_alone_s(calls: Sequence[CollectiveCall | None], timer: UncontendedTimer) -> FloatArray:
+    """Return the time of each collective with its links for itself, 0 of work; seconds.
 
-    Shape (tasks,); seconds.
+    `calls`: of the tasks of a plan, None for work.
     """
-    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    groups_of = {
-        name: several
-        for name, groups in plan.groups_of.items()
-        if (several := tuple(group for group in groups if len(group) > 1))
-    }
-    communicators = grouped(
-        ((work.op, work.nbytes, work.root), work.communicator)
-        for work in works
-        if work.communicator in groups_of
-    )
-    time_s = dict[tuple[str, int, int, str], float]()
-    for (op, nbytes, root), names in communicators.items():
-        distinct = list(dict.fromkeys(names))
-        groups = tuple(group for name in distinct for group in groups_of[name])
-        times_s = iter(timer.times_s(op, nbytes, groups, root))
-        for name in distinct:
-            time_s[op, nbytes, root, name] = max(islice(times_s, len(groups_of[name])))
-
-    def of(work: object) -> float:
-        if not isinstance(work, Collective):
-            return 0.0
-        return work.times * time_s.get((work.op, work.nbytes, work.root, work.communicator), 0.0)
-
-    return np.array([of(task.work) for task in plan.tasks])
+    alone_s: dict[CollectiveCall | None, float] = {None: 0.0}
+    for call in dict.fromkeys(calls):
+        if call is not None:
+            op, nbytes, groups, root, times = call
+            alone_s[call] = times * max(timer.times_s(op, nbytes, groups, root), default=0.0)
+    return np.array([alone_s[call] for call in calls])

@@ -300,7 +300,7 @@ def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Unc
     key = tuple(each.origin for each in early)
     if key not in setup.timers:
         if len(setup.machine.topology.ranks) >= MANY_RANKS:
-            gc.collect()  # machines of simulations before, which their events still hold
+            gc.collect(1)  # machines of simulations before, which their events still hold
         setup.timers[key] = UncontendedTimer(_machine_at(setup.machine, early, ALWAYS_S))
     return setup.timers[key]
 
