@@ -29,6 +29,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.plain_text import render_markdown
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.plan_figures import (
     draw_throughput,
     draw_time_against_cost,
@@ -447,5 +448,6 @@ FILES = {
     "plan.md": plan_markdown,
     "plan.csv": plan_csv,
     "plan.json": to_json,
+    SPREADSHEET: lambda plan: spreadsheet(to_json(plan)),
 }
 """Files of a plan, and what makes them; CSV and JSON refuse numbers that are not finite."""
