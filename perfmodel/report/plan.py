@@ -103,6 +103,12 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
             else None,
             (">time (80 %)", time),
             (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
+            (
+                f">{plan.currency}/h",
+                lambda option: _or_nothing(plan_text.amount_only, option.bill.price_per_gpu_hour),
+            )
+            if plan.currency
+            else None,
             (">energy", lambda option: _or_nothing(plan_text.energy, option.bill.energy_kWh)),
             (
                 ">efficiency",

@@ -298,8 +298,9 @@ class FailureSection(Section):
     Default of `checkpoint_every`: the interval that wastes least (Daly 2006).
     """
 
-    mtbf_per_node: Annotated[Seconds, Field(gt=0)] = Field(
-        description="mean time between failures of one node that stop the job"
+    mtbf_per_node: Annotated[Seconds, Field(gt=0)] | None = Field(
+        default=None,
+        description="mean time between failures of one node that stop the job; default: `prices`",
     )
     restart: Seconds = Field(description="from a failure to the first new step: notice, reload")
     checkpoint_write: Seconds | None = Field(
@@ -360,6 +361,11 @@ class PlanSection(FileModel):
     candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
     failures: FailureSection | None = Field(
         default=None, description="default: nothing ever fails, and nothing is checkpointed"
+    )
+    prices: Name | None = Field(
+        default=None,
+        description="for candidates that state none: 'list', the public prices and rates of "
+        "failures that ship with perfmodel, or a file of one's own",
     )
     deadline: Annotated[Seconds, Field(gt=0)] | None = None
     budget: Price | None = Field(default=None, description="for the training, not for the purchase")

@@ -205,7 +205,7 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
         return replace(now, upgrade=UpgradeSection.model_construct(name=what, set=fields))
 
     if plan.failures is not None:
-        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node
+        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node or math.inf
         ends = [
             replace(
                 changed("failures", {}),

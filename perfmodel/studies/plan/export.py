@@ -66,6 +66,7 @@ CSV_COLUMNS = (
     "cost_machines",
     "cost_energy",
     "cost_per_step",
+    "price_per_gpu_hour",
     "outlay",
     "energy_kWh",
     "power_W",
@@ -231,9 +232,9 @@ _SENTENCES = {
     "give the spread that luck with failures has.",
     "intervals": "80 % intervals are of compute and communication{luck} carried through to days "
     "and costs. Prices and what upgrades save have none.",
-    "prices": "Prices are the scenario file's. A cluster is paid for from start to end of the "
-    "training, failures included, and no longer; setting it up, storage, networks to the outside "
-    "and people cost nothing here.",
+    "prices": "Prices are the scenario file's, or of the list that it names (see the sources). A "
+    "cluster is paid for from start to end of the training, failures included, and no longer; "
+    "setting it up, storage, networks to the outside and people cost nothing here.",
     "purchase": "{name}: a node's price is spread over {years:g} years of which {percent:.3g} % "
     "are used, without interest and resale value; electricity is charged for the training only.",
     "upgrades": "An upgrade pays back by what each training costs less; the cluster is taken to "

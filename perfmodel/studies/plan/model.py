@@ -104,6 +104,7 @@ class Cost:
     `per_step`: total over all steps, the work lost to failures included.
     `outlay`: to buy the nodes.
     `energy_kWh`, `power_W`: with the building's losses (PUE); None where no power is known.
+    `price_per_gpu_hour`: of the machines, an upgrade's rent included.
     """
 
     machines: float | None
@@ -113,6 +114,7 @@ class Cost:
     outlay: float | None
     energy_kWh: float | None
     power_W: float | None
+    price_per_gpu_hour: float | None = None
 
     @property
     def total(self) -> float | None:

@@ -35,6 +35,7 @@ from perfmodel.studies.plan.decisions import (
 )
 from perfmodel.studies.plan.export import assumptions, cautions, sources
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Step, Training, UpgradeOutcome
+from perfmodel.studies.plan.prices import apply_list
 from perfmodel.studies.plan.time_to_train import (
     compute_cost,
     describe_target,
@@ -57,11 +58,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Data that all options share."""
+    """Data that all options share; `listed`: sources of prices and rates of a list."""
 
     scenario: Scenario
     section: PlanSection
     hardware: dict[str, Hardware]
+    listed: dict[str, str]
     bases: dict[str, float] = field(default_factory=dict)
     _workloads: dict[str, Workload] = field(default_factory=dict)
 
@@ -115,9 +117,10 @@ def plan_scenario(
         )
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    shared = _Plan(
-        scenario, section, {c.name: find_hardware(scenario, c) for c in section.candidates}
-    )
+    hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
+    section, listed = apply_list(scenario, section, hardware)
+    scenario = scenario.model_copy(update={"plan": section})
+    shared = _Plan(scenario, section, hardware, listed)
     sweep = partial(
         run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
     )
@@ -180,7 +183,7 @@ def _assemble_result(
         outcomes=_compare_upgrades(shared, predictions, usable),
         cautions=(*cautions(section, options), *explain_dips(options, scenarios, profile)),
         assumptions=assumptions(section, options, shared.hardware),
-        sources=sources(section, shared.hardware),
+        sources={**sources(section, shared.hardware), **shared.listed},
         provenance={
             "perfmodel": __version__,
             "scenario_sha256": scenario_digest(scenario),

@@ -159,7 +159,7 @@ def upkeep_of(
 
     `checkpoint`: size by the model; bytes. Unused where the file gives size or time.
     """
-    mtbf_s = (candidate.mtbf_per_node or failures.mtbf_per_node) / nodes
+    mtbf_s = (candidate.mtbf_per_node or failures.mtbf_per_node or math.inf) / nodes
     write_s = failures.checkpoint_write
     if write_s is None:
         assert failures.storage_bandwidth is not None
@@ -328,13 +328,14 @@ def compute_cost(
     energy_kWh = None if power_W is None else power_W * wall_s / JOULES_PER_KWH
     if hourly is None:
         return Cost(None, None, None, None, outlay, energy_kWh, power_W)
-    machines = (hourly + gpus * more_rent) * wall_s / 3600
+    each = hourly / gpus + more_rent
+    machines = gpus * each * wall_s / 3600
     energy = (energy_kWh or 0.0) * (power.energy_price.amount if power.energy_price else 0.0)
     total, ends = machines + energy, None
     if training.wall_interval_s is not None:  # every part of the cost grows with the time
         low_s, high_s = training.wall_interval_s
         ends = total * low_s / wall_s, total * high_s / wall_s
-    return Cost(machines, energy, ends, total / training.steps, outlay, energy_kWh, power_W)
+    return Cost(machines, energy, ends, total / training.steps, outlay, energy_kWh, power_W, each)
 
 
 def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:
