@@ -226,12 +226,12 @@ def _price_answer(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """What the machines of the answer cost an hour, and how much of the whole cost that is."""
     bill = None if plan.best is None else plan.best.bill
     if plan.best is not None and bill is not None and bill.total and bill.price_per_gpu_hour:
-        source = plan.sources.get(f"price of {plan.best.candidate}")
+        is_listed = f"price of {plan.best.candidate}" in plan.sources
         yield (
             f"Price of {plan.best.candidate}",
             (
                 f"{money(bill.price_per_gpu_hour, plan.currency)} per GPU and hour"
-                f"{f' ({source})' if source else ''}, which is "
+                f"{' (listed, see the sources)' if is_listed else ''}, which is "
                 f"{quantities.percent((bill.machines or 0.0) / bill.total)} of the cost"
             ),
         )

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.errors import Fault, UnitError
 from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds, check_rows
-from perfmodel.scenario.sections.base import Name, Rules, Section, is_growing
+from perfmodel.scenario.sections.base import Name, Rules, Section, Switch, is_growing
 from perfmodel.scenario.sections.cluster import Fabric
 
 _MONEY = re.compile(
@@ -366,6 +366,11 @@ class PlanSection(FileModel):
         default=None,
         description="for candidates that state none: 'list', the public prices and rates of "
         "failures that ship with perfmodel, or a file of one's own",
+    )
+    search_batch: Switch = Field(
+        default=False,
+        description="for each candidate the batch per GPU that fits and is quickest to the target, "
+        "from training.batch_per_gpu on",
     )
     deadline: Annotated[Seconds, Field(gt=0)] | None = None
     budget: Price | None = Field(default=None, description="for the training, not for the purchase")

@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.arrays import Z80
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection
-from perfmodel.studies.plan.candidates import Hardware
+from perfmodel.studies.plan.candidates import BATCH, Hardware
 from perfmodel.studies.plan.model import PlanOption, PlanResult, UpgradeOutcome, Upkeep
 from perfmodel.studies.plan.time_to_train import daly_s, young_s
 from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
@@ -237,6 +237,8 @@ _SENTENCES = {
     "setting it up, storage, networks to the outside and people cost nothing here.",
     "purchase": "{name}: a node's price is spread over {years:g} years of which {percent:.3g} % "
     "are used, without interest and resale value; electricity is charged for the training only.",
+    "batch": "{name}: the batch per GPU is {batch}, of those tried that surely fit the quickest to "
+    "the target at its smallest size.",
     "upgrades": "An upgrade pays back by what each training costs less; the cluster is taken to "
     "train like this one after the other until then.",
 }
@@ -276,6 +278,11 @@ def assumptions(
             if c.purchase is not None
         ),
         *([_SENTENCES["upgrades"]] if plan.upgrades else []),
+        *(
+            _SENTENCES["batch"].format(name=c.name, batch=(c.set or {}).get(BATCH, "that given"))
+            for c in candidates
+            if plan.search_batch
+        ),
         *(
             f"{candidate.name}: {_describe_draw(candidate, node[1])}."
             for candidate in candidates

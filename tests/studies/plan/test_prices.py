@@ -105,5 +105,5 @@ def test_the_answer_says_price_and_share(tmp_path: Path) -> None:
     assert bill.price_per_gpu_hour == 2.99
     assert bill.machines == pytest.approx(4 * 2.99 * plan.best.wall_s / 3600)
     said = answers(plan)["Price of any"].replace("\N{NO-BREAK SPACE}", " ")
-    assert said.startswith("2.99 USD per GPU and hour (Lambda on-demand")
-    assert said.endswith("which is 100 % of the cost")
+    assert said == "2.99 USD per GPU and hour (listed, see the sources), which is 100 % of the cost"
+    assert plan.sources["price of any"].startswith("Lambda on-demand")
