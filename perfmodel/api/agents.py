@@ -274,10 +274,9 @@ def work(answers: connection.Connection, tool: str, given: Call) -> None:
 
     try:
         answers.send(("answer", *answer(tool, given, tell)))
-    except PerfmodelError as error:
-        answers.send(("error", error))
-    except OSError as error:
-        answers.send(("error", PerfmodelError(str(error))))
+    except (PerfmodelError, OSError) as error:
+        is_known = isinstance(error, PerfmodelError)
+        answers.send(("error", error if is_known else PerfmodelError(str(error))))
 
 
 def _end_with_server() -> None:

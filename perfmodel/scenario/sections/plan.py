@@ -261,6 +261,21 @@ class PowerSection(Section):
         return ((both, "'per_node', or 'per_gpu' and 'factor', not both"),)
 
 
+class SpotSection(FileModel):
+    """A spot offer: nodes that are taken away, and others that come in their place.
+
+    The job trains on with those that it has, from its last checkpoint, as quickly by node as all of
+    them together; it pays for those that it has.
+    """
+
+    interrupted_every: Annotated[Seconds, Field(gt=0)] = Field(
+        description="mean time until one node is taken away"
+    )
+    back_after: Annotated[Seconds, Field(gt=0)] = Field(
+        description="mean time until another comes in its place"
+    )
+
+
 class CandidateSection(Section):
     """A cluster that might do: hardware, sizes, and what it costs."""
 
@@ -274,6 +289,7 @@ class CandidateSection(Section):
     price_per_gpu_hour: HourlyPrice | None = Field(default=None, description="of renting")
     purchase: PurchaseSection | None = None
     power: PowerSection | None = None
+    spot: SpotSection | None = Field(default=None, description="default: nodes stay")
     mtbf_per_node: Annotated[Seconds, Field(gt=0)] | None = Field(
         default=None, description="instead of that of `failures`"
     )

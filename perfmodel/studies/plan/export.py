@@ -20,6 +20,7 @@ from perfmodel.studies.plan.time_to_train import daly_s, young_s
 from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import gpu_sources
+from perfmodel.units import format_time
 
 CSV_COLUMNS = (
     "candidate",
@@ -159,6 +160,7 @@ _UPKEEP: Mapping[str, Callable[[Upkeep], float | None]] = {
     "young_s": lambda upkeep: young_s(upkeep.write_s, upkeep.mtbf_s),
     "daly_s": lambda upkeep: daly_s(upkeep.write_s, upkeep.mtbf_s),
     "restart_s": lambda upkeep: upkeep.restart_s,
+    "nodes_there": lambda upkeep: upkeep.share,
 }
 
 
@@ -239,6 +241,9 @@ _SENTENCES = {
     "are used, without interest and resale value; electricity is charged for the training only.",
     "batch": "{name}: the batch per GPU is {batch}, of those tried that surely fit the quickest to "
     "the target at its smallest size.",
+    "spot": "{name}: a node is taken away after {stays} on average and another comes after {away}; "
+    "the job restarts from its last checkpoint with the nodes that are there, as quickly by node "
+    "as all of them together, and pays for these.",
     "upgrades": "An upgrade pays back by what each training costs less; the cluster is taken to "
     "train like this one after the other until then.",
 }
@@ -278,6 +283,15 @@ def assumptions(
             if c.purchase is not None
         ),
         *([_SENTENCES["upgrades"]] if plan.upgrades else []),
+        *(
+            _SENTENCES["spot"].format(
+                name=c.name,
+                stays=format_time(c.spot.interrupted_every),
+                away=format_time(c.spot.back_after),
+            )
+            for c in candidates
+            if c.spot is not None
+        ),
         *(
             _SENTENCES["batch"].format(name=c.name, batch=(c.set or {}).get(BATCH, "that given"))
             for c in candidates

@@ -37,14 +37,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """Nodes of a spot offer: each stays and is away for so long on average, and may fail.
+
+    `mtbf_s`: mean time between failures of one node that stays.
+    """
+
+    nodes: int
+    stays_s: float
+    away_s: float
+    mtbf_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Upkeep:
     """How a job on some nodes fails and recovers; times in seconds.
 
-    `mtbf_s`: mean time between failures of the whole job.
+    `mtbf_s`: mean time between failures of the whole job, or changes of its capacity.
     `write_s`: time to write a checkpoint, in which training stands still.
     `restart_s`: from a failure to the first new step.
     `interval_s`: training time between checkpoints.
     `checkpoint_steps`: steps from checkpoint to checkpoint.
+    `capacity`: None where all nodes stay. `share`: of them is there, on average.
     """
 
     mtbf_s: float
@@ -52,6 +66,8 @@ class Upkeep:
     restart_s: float
     interval_s: float
     checkpoint_steps: int | None = None
+    capacity: Capacity | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

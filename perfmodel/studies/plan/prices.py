@@ -13,9 +13,6 @@ from perfmodel.scenario import CandidateSection, PlanSection, Scenario
 from perfmodel.scenario.sections.plan import HourlyPrice
 from perfmodel.studies.plan.candidates import Hardware
 
-SHIPPED = "list"
-"""What `plan.prices` names the list by that ships with the package."""
-
 
 class Line(FileModel):
     """One line: what it is about, when it was seen, and where.
@@ -64,9 +61,12 @@ def apply_list(
     """
     if section.prices is None:
         return section, {}
-    place = scenario.origin.resolve("plan.prices", section.prices)
-    shipped = Path(__file__).with_name("prices.yaml")
-    listed = load_document(PriceList, shipped if section.prices == SHIPPED else place)
+    listed = load_document(
+        PriceList,
+        Path(__file__).with_name("prices.yaml")
+        if section.prices == "list"
+        else scenario.origin.resolve("plan.prices", section.prices),
+    )
     sources: dict[str, str] = {}
 
     def complete(candidate: CandidateSection) -> CandidateSection:
@@ -98,5 +98,8 @@ def apply_list(
 def _find(lines: Iterable[LineT], candidate: CandidateSection, node: Hardware) -> LineT | None:
     """Return the line of a candidate's machine, else of its GPU; None where there is none."""
     own = [each for each in lines if not isinstance(node, str) and each.gpu == node[1].name]
-    fitting = [each for each in own if each.node == candidate.node]
-    return next(iter(fitting + [each for each in own if each.node is None]), None)
+    return min(
+        (each for each in own if each.node in {candidate.node, None}),
+        key=lambda each: each.node is None,
+        default=None,
+    )

@@ -88,6 +88,7 @@ VALUES: Mapping[str, list[Any]] = {
     "budget": ["1e9 USD"],
     "deadline": ["1000 d"],
     "prices": ["list"],
+    "spot": [{"interrupted_every": "1 d", "back_after": "1 h"}],
 }
 """Values that no schema can give, by field or by its last part."""
 ONE_NODE = "one node has no network; a candidate keeps its fabric at every size"
