@@ -69,7 +69,7 @@ def _sheets(document: Mapping[str, Any]) -> Iterator[Sheet]:
         named = (_named(column, currency) for column in columns)
         heads = [f"{what} [{unit}]" if unit else what for what, unit in named]
         yield name, heads, [[row.get(column) for column in columns] for row in flat]
-    texts = [(name, text) for name in lists.keys() - tables.keys() for text in lists[name]]
+    texts = [(name, str(text)) for name in lists.keys() - tables.keys() for text in lists[name]]
     yield "assumptions", ("kind", "text"), sorted(texts)
     facts = [row for name in sorted(grounds) for row in grounds[name].items()]
     yield "sources", ("what", "source"), facts
@@ -87,7 +87,7 @@ def _flatten(value: object, name: str) -> Iterator[tuple[str, object]]:
             yield from _flatten(inner, f"{name}.{key}".removeprefix("."))
     elif not isinstance(value, list):
         yield name, value
-    elif len(value) == 2 and not any(isinstance(end, str | Mapping) for end in value):
+    elif len(value) == 2 and not any(isinstance(end, str | Mapping | list) for end in value):
         yield from ((f"{name}.{end}", at) for end, at in zip(("low", "high"), value, strict=True))
     elif value and not isinstance(value[0], Mapping):
         yield name, "; ".join(map(str, value))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import openpyxl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
@@ -23,7 +25,7 @@ DOCUMENT = {
     "unknown": None,
     "options": [
         {"name": "a", "cost": {"total": 10, "energy_kWh": 3.5}, "waits": [{"at_s": 1}]},
-        {"name": "b", "cost": None, "links": ["x", "y"]},
+        {"name": "b", "cost": None, "links": ["x", "y"], "pairs": [[1, 2], [3, 4]]},
     ],
     "assumptions": ["All is well.", "x" * 40_000],
     "sources": {"power": "https://example.org"},
@@ -52,14 +54,28 @@ def test_numbers_are_numbers_and_heads_have_units() -> None:
         ("fits", None, True),
     ]
     assert found["options"] == [
-        ("name", "cost total [USD]", "cost energy [kWh]", "cost [USD]", "links"),
-        ("a", 10, 3.5, None, None),
-        ("b", None, None, None, "x; y"),
+        ("name", "cost total [USD]", "cost energy [kWh]", "cost [USD]", "links", "pairs"),
+        ("a", 10, 3.5, None, None, None),
+        ("b", None, None, None, "x; y", "[1, 2]; [3, 4]"),
     ]
     assert found["assumptions"][1] == ("assumptions", "All is well.")
     assert found["sources"][1:] == [("seed", "0"), ("power", "https://example.org")]
     cells = openpyxl.load_workbook(io.BytesIO(content))["answers"]
     assert cells["C2"].data_type == "s", "text is no formula"
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-10, 10) | st.floats(-1, 1) | st.text(max_size=5)
+KEYS = st.sampled_from(["a", "b_s", "cost", "interval_s", "rows"])
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
+)
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_any_document_is_written(document: dict[str, object]) -> None:
+    content = spreadsheet(document)
+    assert content is not None
+    assert {"answers", "assumptions", "sources"} <= set(sheets(content))
 
 
 @pytest.mark.slow
