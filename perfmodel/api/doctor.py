@@ -28,6 +28,8 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "parquet": (("pyarrow",), "sweep --parquet"),
     "dask": (("dask", "distributed"), "sweep --backend dask"),
     "ray": (("ray",), "sweep --backend ray"),
+    "mcp": (("mcp",), "perfmodel mcp: tools for agents"),
+    "xlsx": (("XlsxWriter",), "result.xlsx beside a report (-o)"),
 }
 """Packages of each extra of ``pip install 'perfmodel[...]'``, and what it adds."""
 

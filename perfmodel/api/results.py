@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -53,6 +54,7 @@ class Views(NamedTuple):
     lines: Callable[[Any], Sequence[Block]]
     page: Callable[[Any], str]
     figure: Callable[[Any], go.Figure]
+    document: Callable[[Any], dict[str, Any]]
 
 
 class Shown:
@@ -75,6 +77,17 @@ class Shown:
 
         write_atomically(_place(path), page)
         return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the command prints with ``--json``."""
+        return self._views().document(self)
+
+    def to_text(self) -> str:
+        """Return the lines that the command prints, a table as text."""
+        from perfmodel.report.common.plain_text import plain_lines
+
+        text = "\n".join(plain_lines(self._views().lines(self)))
+        return text.replace("\N{NO-BREAK SPACE}", " ")
 
     def __repr__(self) -> str:
         title, headline, *_ = self._views()
@@ -110,7 +123,7 @@ class RunResult(Shown, Result):
     def _views(self) -> Views:
         from perfmodel.report.common import quantities
         from perfmodel.report.run.page import report_html
-        from perfmodel.report.run.text import result_lines
+        from perfmodel.report.run.text import result_lines, to_json
 
         return Views(
             f"Result of {self.scenario}",
@@ -118,6 +131,7 @@ class RunResult(Shown, Result):
             result_lines,
             report_html,
             RunResult.plot,
+            to_json,
         )
 
     def plot(self, kind: RunFigure | None = None) -> go.Figure:
@@ -184,6 +198,7 @@ class BucketTuning(Shown, TuneResult):
             tuning_text.tuned_lines,
             tuned_html,
             draw_curve,
+            tuning_text.tuned_json,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -218,6 +233,7 @@ class StrategyTuning(Shown, SettingsTuning):
             tuned_settings.settings_lines,
             tuned_settings.settings_html,
             tuned_settings.draw_trials,
+            tuned_settings.settings_json,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -239,6 +255,7 @@ class ComparisonResult(Shown, Comparison):
     def _views(self) -> Views:
         from perfmodel.report import comparison
         from perfmodel.report.comparison_text import headline
+        from perfmodel.studies.comparison import to_json
 
         return Views(
             f"Comparison of {len(self.sides)}",
@@ -246,6 +263,7 @@ class ComparisonResult(Shown, Comparison):
             comparison.comparison_lines,
             comparison.comparison_html,
             comparison.draw_steps,
+            to_json,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -264,6 +282,7 @@ class Plan(Shown, PlanResult):
         from perfmodel.report import plan
         from perfmodel.report.plan_figures import draw_time_against_cost
         from perfmodel.report.plan_text import headline
+        from perfmodel.studies.plan.export import to_json
 
         return Views(
             f"Plan of {self.scenario}",
@@ -271,6 +290,7 @@ class Plan(Shown, PlanResult):
             plan.plan_lines,
             plan.plan_html,
             draw_time_against_cost,
+            to_json,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -290,8 +310,18 @@ class Sweep(Shown, SweepResult):
 
     def _views(self) -> Views:
         from perfmodel.report import sweep
+        from perfmodel.studies.sweep.run import to_json
 
-        return Views("Sweep", sweep.headline, sweep.sweep_lines, sweep.sweep_html, sweep.draw_sweep)
+        base = next((each.scenario for each in self.variants if each.scenario), None)
+        asked = ("", "") if base is None else (base.name, base.question)
+        return Views(
+            "Sweep",
+            sweep.headline,
+            sweep.sweep_lines,
+            sweep.sweep_html,
+            sweep.draw_sweep,
+            partial(to_json, *asked),
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per variant, with its 80 % interval (low_s, high_s)."""
@@ -303,6 +333,7 @@ class AdviceResult(Shown, Advice):
 
     def _views(self) -> Views:
         from perfmodel.report import advice
+        from perfmodel.studies.advise.model import to_json
 
         return Views(
             f"Advice on {self.scenario.name}",
@@ -310,6 +341,7 @@ class AdviceResult(Shown, Advice):
             advice.advice_lines,
             advice.advice_html,
             advice.draw_gains,
+            to_json,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -345,6 +377,7 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
             lines=lambda rows: collective.collective_lines(self.title, rows, self.notes),
             page=lambda rows: collective.collective_html(self.title, rows, self.notes),
             figure=collective.draw_busbw,
+            document=lambda rows: {"rows": list(rows), "notes": list(self.notes)},
         )
 
     def __repr__(self) -> str:

@@ -123,6 +123,7 @@ COMMANDS = {
     "schema": "init",
     "doctor": "init",
     "init": "init",
+    "mcp": "init",
     "topology": "topology",
 }
 """Module of each command, in the order of the help."""
@@ -187,6 +188,8 @@ perfmodel init
 perfmodel init --model resnet50 --node dgx-a100 --nodes 4 -o resnet50.yaml
 perfmodel init --model bert-large --topo topo-m.txt --gpu A100-SXM4-80GB
 perfmodel init --trace rank0.json.gz --trace rank1.json.gz --node dgx-h100
+perfmodel mcp
+perfmodel mcp --time-limit 60
 perfmodel topology list
 perfmodel topology show dgx-a100
 perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html

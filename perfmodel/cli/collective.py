@@ -34,6 +34,7 @@ from perfmodel.cli.output import (
     print_note,
     print_table,
     print_text,
+    print_written,
     progress_bar,
 )
 from perfmodel.cli.topology import FLAGS, build_cluster
@@ -135,7 +136,7 @@ def collective(
 
         title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}"
         title += "" if algorithm == "auto" else f", {algorithm}"
-        print_note(f"wrote {write_collective(title, times, notes, output)}")
+        print_written(write_collective(title, times, notes, output))
 
 
 def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:

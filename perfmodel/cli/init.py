@@ -1,4 +1,4 @@
-"""Commands to begin with: ``init`` drafts a scenario; ``scenarios``, ``schema`` and ``doctor``."""
+"""Commands to begin with: ``init`` drafts a scenario; ``schema``, ``doctor``, ``mcp`` ..."""
 
 from __future__ import annotations
 
@@ -202,22 +202,24 @@ def schema(
     ],
 ) -> None:
     """Print the JSON Schema of a file format."""
-    from pydantic import TypeAdapter
+    from perfmodel.api.agents import schema_document
 
-    if kind == "scenario":
-        from perfmodel.scenario import Scenario
+    print_json(schema_document(kind))
 
-        document = Scenario.model_json_schema()
-    else:
-        from perfmodel.scenario.sections.cluster import NodeFile
-        from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
 
-        document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()
-    draft = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"perfmodel {kind}",
-    }
-    print_json(document | draft)
+def mcp(
+    time_limit: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="For calls that set no limit.")
+    ] = 600.0,
+) -> None:
+    """Offer the questions as tools to an agent, over stdin and stdout (Model Context Protocol).
+
+    run, tune, compare, sweep, advise, plan, collective, topology and schema; answers are those of
+    --json, with a short text. Needs the SDK: pip install 'perfmodel[mcp]'.
+    """
+    from perfmodel.api.agents import serve
+
+    serve(time_limit)
 
 
 def doctor(json: JsonOption = False) -> None:

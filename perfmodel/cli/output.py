@@ -5,6 +5,7 @@ Options that several commands share, and what their values mean.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -63,7 +64,14 @@ def print_answer(
         for note in notes(answer) if notes is not None else ():
             print_note(note)
     if write is not None and folder is not None:
-        print_note(f"wrote {write(answer, folder)}")
+        print_written(write(answer, folder))
+
+
+def print_written(page: Path) -> None:
+    """Say which page of a report was written, and what is missing beside it."""
+    print_note(f"wrote {page}")
+    if importlib.util.find_spec("xlsxwriter") is None:
+        print_note("no result.xlsx beside it: pip install 'perfmodel[xlsx]'")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -176,6 +176,10 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Keep predicted steps here, and look them up."),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|list", help="For candidates that state none."),
+    ] = None,
     profile: ProfileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -192,7 +196,8 @@ def plan(
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
 
-    question = load_scenario(scenario, set_ or ())
+    listed = () if prices is None else (f"plan.prices={prices!r}",)
+    question = load_scenario(scenario, (*(set_ or ()), *listed))
     check_report_folder(output, FILES, [question], profile, store=store)
     with progress_bar("simulating") as progress:
         answer = plan_scenario(

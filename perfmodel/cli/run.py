@@ -21,6 +21,7 @@ from perfmodel.cli.output import (
     output_option,
     print_answer,
     print_note,
+    print_written,
     progress_bar,
     refuse,
     scenario_argument,
@@ -127,7 +128,7 @@ def run(
         changes |= {} if fidelity is None else {"fidelity": fidelity}
         question = change_scenario(question, changes) if changes else question
         grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
-        print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
+        print_written(write_report(result, output, grid=grid, images=images))
 
 
 def _simulate_grid(

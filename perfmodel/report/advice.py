@@ -39,6 +39,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import INK, WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import (
@@ -441,5 +442,9 @@ def _tiles(advice: Advice, best: Trial, point: SizeResult) -> Tiles:
     )
 
 
-FILES = {"advice.html": advice_html, "advice.json": to_json}
+FILES = {
+    "advice.html": advice_html,
+    "advice.json": to_json,
+    SPREADSHEET: lambda answer: spreadsheet(to_json(answer)),
+}
 """Files of an advice, and what makes them."""

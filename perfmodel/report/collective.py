@@ -34,6 +34,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 
 Row = dict[str, Any]
 """A row of `perfmodel.studies.run.collective.collective_rows`."""
@@ -135,7 +136,7 @@ def _size_axis(rows: Sequence[Row]) -> dict[str, Any]:
     )
 
 
-FILES = ("collective.html", "collective.csv", "collective.json")
+FILES = ("collective.html", "collective.csv", "collective.json", SPREADSHEET)
 """Files that `write_collective` writes."""
 
 BUSBW = (
@@ -146,18 +147,20 @@ TIME = "Short messages take as long as the network's latency; long ones grow wit
 
 
 def write_collective(title: str, rows: Sequence[Row], notes: Sequence[str], folder: Path) -> Path:
-    """Write ``collective.html``, ``collective.csv`` and ``collective.json``.
+    """Write ``collective.html``, ``collective.csv``, ``collective.json`` and ``result.xlsx``.
 
     Returns and raises as `write_report_files`.
     """
     names = [name for name in rows[0] if name != "interval_s"]
     cells = ((*(row[name] for name in names), *(row["interval_s"] or ("", ""))) for row in rows)
+    document = {"title": title, "rows": list(rows), "notes": list(notes)}
     return write_report_files(
         folder,
         {
             "collective.html": collective_html(title, rows, notes),
             "collective.csv": csv_text([*names, "low_s", "high_s"], cells),
-            "collective.json": {"title": title, "rows": list(rows), "notes": list(notes)},
+            "collective.json": document,
+            SPREADSHEET: spreadsheet(document),
         },
     )
 

@@ -26,6 +26,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.comparison_text import (
     LEAST_RELATIVE_CHANGE,
     column_names,
@@ -366,5 +367,10 @@ def draw_steps(comparison: Comparison) -> Drawing:
     )
 
 
-FILES = {"compare.html": comparison_html, "compare.csv": to_csv, "compare.json": to_json}
+FILES = {
+    "compare.html": comparison_html,
+    "compare.csv": to_csv,
+    "compare.json": to_json,
+    SPREADSHEET: lambda answer: spreadsheet(to_json(answer)),
+}
 """Files of a comparison, and what makes them."""

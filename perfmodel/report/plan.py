@@ -29,6 +29,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.plain_text import render_markdown
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.plan_figures import (
     draw_throughput,
     draw_time_against_cost,
@@ -102,6 +103,12 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
             else None,
             (">time (80 %)", time),
             (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
+            (
+                f">{plan.currency}/h",
+                lambda option: _or_nothing(plan_text.amount_only, option.bill.price_per_gpu_hour),
+            )
+            if plan.currency
+            else None,
             (">energy", lambda option: _or_nothing(plan_text.energy, option.bill.energy_kWh)),
             (
                 ">efficiency",
@@ -447,5 +454,6 @@ FILES = {
     "plan.md": plan_markdown,
     "plan.csv": plan_csv,
     "plan.json": to_json,
+    SPREADSHEET: lambda plan: spreadsheet(to_json(plan)),
 }
 """Files of a plan, and what makes them; CSV and JSON refuse numbers that are not finite."""

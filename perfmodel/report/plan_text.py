@@ -165,12 +165,13 @@ LOST = (
 
 
 def explain_in_time(plan: PlanResult) -> str:
-    """Explain the column "in time"."""
+    """Explain the column "in time", and that of prices."""
     said = (
         " In time: the probability, from the 80 % interval of the time; prices, data and people "
         "are not in it."
     )
-    return "" if plan.deadline_s is None else said
+    price = f" {plan.currency}/h is what a GPU costs an hour." if plan.currency else ""
+    return f"{price}{'' if plan.deadline_s is None else said}"
 
 
 def setting(plan: PlanResult) -> str:
@@ -218,7 +219,22 @@ def answers(plan: PlanResult) -> dict[str, str]:
         ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
         for answer, own in questions.items()
     }
-    return joined | dict(_upgrade_answers(plan))
+    return joined | dict(_price_answer(plan)) | dict(_upgrade_answers(plan))
+
+
+def _price_answer(plan: PlanResult) -> Iterator[tuple[str, str]]:
+    """What the machines of the answer cost an hour, and how much of the whole cost that is."""
+    bill = None if plan.best is None else plan.best.bill
+    if plan.best is not None and bill is not None and bill.total and bill.price_per_gpu_hour:
+        is_listed = f"price of {plan.best.candidate}" in plan.sources
+        yield (
+            f"Price of {plan.best.candidate}",
+            (
+                f"{money(bill.price_per_gpu_hour, plan.currency)} per GPU and hour"
+                f"{' (listed, see the sources)' if is_listed else ''}, which is "
+                f"{quantities.percent((bill.machines or 0.0) / bill.total)} of the cost"
+            ),
+        )
 
 
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:

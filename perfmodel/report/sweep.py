@@ -38,6 +38,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
@@ -358,7 +359,7 @@ def parts_s(
     }
 
 
-FILES = ("sweep.html", "sweep.csv", "sweep.json")
+FILES = ("sweep.html", "sweep.csv", "sweep.json", SPREADSHEET)
 """Files that `write_sweep` writes."""
 
 MOST_PAGE_ROWS = 300
@@ -369,16 +370,18 @@ MOST_TERMINAL_ROWS = 40
 
 
 def write_sweep(scenario: Scenario, swept: SweepResult, folder: Path) -> Path:
-    """Write ``sweep.html``, ``sweep.csv`` and ``sweep.json``.
+    """Write ``sweep.html``, ``sweep.csv``, ``sweep.json`` and ``result.xlsx``.
 
     Returns and raises as `write_report_files`.
     """
+    document = to_json(scenario.name, scenario.question, swept)
     return write_report_files(
         folder,
         {
             "sweep.html": sweep_html(swept),
             "sweep.csv": flatten(swept).to_csv(lineterminator="\n"),
-            "sweep.json": to_json(scenario.name, scenario.question, swept),
+            "sweep.json": document,
+            SPREADSHEET: spreadsheet(document),
         },
     )
 

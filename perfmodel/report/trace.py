@@ -32,6 +32,7 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK, work_of
 from perfmodel.report.common.quantities import duration
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.run.kineto import to_kineto
 from perfmodel.traces.rebuild.layer_profile import BucketTimes
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
@@ -203,7 +204,7 @@ def trace_lines(analysis: TraceAnalysis) -> list[Block]:
 
 
 PAGE, SUMMARY, TIMELINE = "trace.html", "trace.json", "timeline.json"
-FILES = (PAGE, SUMMARY, TIMELINE, MODEL, MACHINE, SCENARIO)
+FILES = (PAGE, SUMMARY, SPREADSHEET, TIMELINE, MODEL, MACHINE, SCENARIO)
 """Files that ``perfmodel trace -o`` writes."""
 
 MOST_BARS = 400
@@ -225,7 +226,9 @@ def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    files: dict[str, object] = {PAGE: trace_html(analysis), SUMMARY: to_json(analysis)}
+    document = to_json(analysis)
+    files: dict[str, object] = {PAGE: trace_html(analysis), SUMMARY: document}
+    files[SPREADSHEET] = spreadsheet(document)
     if analysis.comparison is not None:
         first = analysis.first
         files[TIMELINE] = to_kineto(

@@ -24,6 +24,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import Drawing, stack_parts
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.tuning_text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
@@ -190,5 +191,9 @@ def settings_html(tuned: SettingsTuning) -> str:
     )
 
 
-FILES = {"tune.html": settings_html, "tune.json": settings_json}
+FILES = {
+    "tune.html": settings_html,
+    "tune.json": settings_json,
+    SPREADSHEET: lambda answer: spreadsheet(settings_json(answer)),
+}
 """Files of a tuning of settings, and what makes them."""

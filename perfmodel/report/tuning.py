@@ -41,6 +41,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.tuning_text import (
     caps,
     compromise_json,
@@ -59,11 +60,13 @@ def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
+    document = compromise_json(compromise)
     return write_report_files(
         folder,
         {
             "tune.html": compromise_html(compromise),
-            "tune.json": compromise_json(compromise),
+            "tune.json": document,
+            SPREADSHEET: spreadsheet(document),
             **{f"curve-{at}.csv": curve_csv(tuned) for at, tuned in enumerate(compromise.each)},
         },
     )
@@ -384,5 +387,10 @@ def _bucket_bars(place: int, choice: Choice, scale: float) -> Iterator[dict[str,
     }
 
 
-FILES = {"tune.html": tuned_html, "tune.json": tuned_json, "curve.csv": curve_csv}
+FILES = {
+    "tune.html": tuned_html,
+    "tune.json": tuned_json,
+    "curve.csv": curve_csv,
+    SPREADSHEET: lambda answer: spreadsheet(tuned_json(answer)),
+}
 """Files of one tuning, and what makes them; JSON is what ``--json`` prints."""

@@ -33,6 +33,7 @@ from perfmodel.report.common.figures import Drawing, axis_layout, lines, new_fig
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, INK
 from perfmodel.report.common.plain_text import render_markdown
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.validate.forecast import Mode, SweepPrediction
 from perfmodel.validate.run import StepComparison, Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
@@ -231,9 +232,9 @@ def validation_lines(validation: Validation) -> list[Block]:
 def write_validation(validation: Validation, folder: Path) -> Path:
     """Write the report into a folder.
 
-    ``validation.html``, ``validation.md``, ``validation.json`` (as ``--json`` prints it) and
-    ``points.csv`` (every size of every sweep in every mode). Returns and raises as
-    `write_report_files`.
+    ``validation.html``, ``validation.md``, ``validation.json`` (as ``--json`` prints it),
+    ``result.xlsx`` and ``points.csv`` (every size of every sweep in every mode). Returns and raises
+    as `write_report_files`.
     """
     parts = [
         *_sections(validation),
@@ -258,13 +259,15 @@ def write_validation(validation: Validation, folder: Path) -> Path:
         ),
     ]
     title, first = "Predicted versus measured", headline(validation)
+    document = to_json(validation)
     said = [Paragraph(f"{first}."), Paragraph(f"{validation.data}.")]
     return write_report_files(
         folder,
         {
             "validation.html": render_html(title, [header(validation.data, first, []), *parts]),
             "validation.md": render_markdown([Paragraph(title, "headline"), *said, *parts]),
-            "validation.json": to_json(validation),
+            "validation.json": document,
+            SPREADSHEET: spreadsheet(document),
             "points.csv": points_csv(validation.predicted),
         },
     )

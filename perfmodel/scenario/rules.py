@@ -164,8 +164,12 @@ def _plan_rows(plan: PlanSection) -> Iterator[Row]:
         field, nodes = f"candidates.{index}", candidate.nodes[-1]
         network = f"the network between the {nodes} nodes, such as 'rail-optimised'"
         yield candidate.fabric is None and nodes > 1, f"{field}.fabric", "nothing", network
-        unused = candidate.mtbf_per_node is not None and plan.failures is None
-        yield unused, f"{field}.mtbf_per_node", "no 'failures'", "'failures' beside it"
+        for name in ("mtbf_per_node", "spot"):
+            unused = getattr(candidate, name) is not None and plan.failures is None
+            yield unused, f"{field}.{name}", "no 'failures'", "'failures' beside it"
+        unknown = plan.failures and not (plan.failures.mtbf_per_node or candidate.mtbf_per_node)
+        rate = "a time such as '264 d', or 'prices: list' in the plan"
+        yield unknown and plan.prices is None, "failures.mtbf_per_node", "nothing", rate
         yield from _change_rows(f"{field}.set", candidate.set or {})
     for index, upgrade in enumerate(plan.upgrades):
         yield from _change_rows(f"upgrades.{index}.set", upgrade.set, "plan.failures")

@@ -68,6 +68,11 @@ def _read(path: Path) -> nx.Graph[Any]:
 
 def write_graph(topology: Topology, path: Path) -> None:
     """Write every device and link of a machine as node-link JSON; `read_topology` reads it."""
+    write_json(path, graph_document(topology))
+
+
+def graph_document(topology: Topology) -> dict[str, Any]:
+    """Return every device and link of a machine as node-link data."""
     import networkx as nx
 
-    write_json(path, nx.node_link_data(topology.graph, edges="edges"))
+    return dict(nx.node_link_data(topology.graph, edges="edges"))

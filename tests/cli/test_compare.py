@@ -110,6 +110,7 @@ def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
         "compare.csv",
         "compare.html",
         "compare.json",
+        "result.xlsx",
     ]
     page = (out / "compare.html").read_text()
     assert "Is &lt;b&gt;this&lt;/b&gt; better?" in page

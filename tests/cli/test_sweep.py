@@ -233,7 +233,12 @@ def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = called(file, "-o", str(out))
     assert "sweep.html" in shown.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["sweep.csv", "sweep.html", "sweep.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "result.xlsx",
+        "sweep.csv",
+        "sweep.html",
+        "sweep.json",
+    ]
     document = json.loads((out / "sweep.json").read_text())
     assert document == json.loads(called(file, "--json").stdout)
     assert len(pd.read_csv(out / "sweep.csv")) == 4

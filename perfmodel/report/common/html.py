@@ -72,14 +72,14 @@ _SHORT_TEXT = 16
 def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
     """Write files by name and return the path of the first.
 
-    Text and bytes are written as they are, mappings as JSON.
+    Text and bytes are written as they are, mappings as JSON; None is left out.
 
     Raises `InputError`: the folder cannot be written to.
     """
     for name, content in files.items():
         if isinstance(content, Mapping):
             write_json(folder / name, content)
-        else:
+        elif content is not None:
             write_atomically(folder / name, content)
     return folder / next(iter(files))
 

@@ -27,6 +27,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
+from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run.events import events_section, explain_device
@@ -62,6 +63,7 @@ FILES = (
     "report.html",
     "report.md",
     "result.json",
+    SPREADSHEET,
     "summary.csv",
     "sizes.csv",
     "buckets.csv",
@@ -75,7 +77,8 @@ def write_report(
 ) -> Path:
     """Write the page and the data behind it.
 
-    ``report.html`` and ``report.md``; ``result.json`` (as ``--json`` prints it), ``summary.csv``
+    ``report.html`` and ``report.md``; ``result.json`` (as ``--json`` prints it) and the same as
+    ``result.xlsx``, if XlsxWriter is installed; ``summary.csv``
     and ``sizes.csv`` (one row per size, in brief and in full), ``buckets.csv`` and
     ``timeline.json`` (Kineto-shaped, for Perfetto). Where ranks differ, as stages do, also
     ``ranks/rankN.json.gz``, a rank of each kind, for HolisticTraceAnalysis.
@@ -88,10 +91,12 @@ def write_report(
     Raises `ExecutorUnavailable`: images are wanted, and what draws them is missing; nothing is
         written then.
     """
+    document = to_json(result)
     files: dict[str, Any] = {
         "report.html": report_html(result, grid),
         "report.md": run_markdown(result),
-        "result.json": to_json(result),
+        "result.json": document,
+        SPREADSHEET: spreadsheet(document),
         "summary.csv": result.summary.to_csv(index=False),
         "sizes.csv": sizes_csv(result),
     }

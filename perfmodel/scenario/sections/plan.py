@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.errors import Fault, UnitError
 from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds, check_rows
-from perfmodel.scenario.sections.base import Name, Rules, Section, is_growing
+from perfmodel.scenario.sections.base import Name, Rules, Section, Switch, is_growing
 from perfmodel.scenario.sections.cluster import Fabric
 
 _MONEY = re.compile(
@@ -261,6 +261,21 @@ class PowerSection(Section):
         return ((both, "'per_node', or 'per_gpu' and 'factor', not both"),)
 
 
+class SpotSection(FileModel):
+    """A spot offer: nodes that are taken away, and others that come in their place.
+
+    The job trains on with those that it has, from its last checkpoint, as quickly by node as all of
+    them together; it pays for those that it has.
+    """
+
+    interrupted_every: Annotated[Seconds, Field(gt=0)] = Field(
+        description="mean time until one node is taken away"
+    )
+    back_after: Annotated[Seconds, Field(gt=0)] = Field(
+        description="mean time until another comes in its place"
+    )
+
+
 class CandidateSection(Section):
     """A cluster that might do: hardware, sizes, and what it costs."""
 
@@ -274,6 +289,7 @@ class CandidateSection(Section):
     price_per_gpu_hour: HourlyPrice | None = Field(default=None, description="of renting")
     purchase: PurchaseSection | None = None
     power: PowerSection | None = None
+    spot: SpotSection | None = Field(default=None, description="default: nodes stay")
     mtbf_per_node: Annotated[Seconds, Field(gt=0)] | None = Field(
         default=None, description="instead of that of `failures`"
     )
@@ -298,8 +314,9 @@ class FailureSection(Section):
     Default of `checkpoint_every`: the interval that wastes least (Daly 2006).
     """
 
-    mtbf_per_node: Annotated[Seconds, Field(gt=0)] = Field(
-        description="mean time between failures of one node that stop the job"
+    mtbf_per_node: Annotated[Seconds, Field(gt=0)] | None = Field(
+        default=None,
+        description="mean time between failures of one node that stop the job; default: `prices`",
     )
     restart: Seconds = Field(description="from a failure to the first new step: notice, reload")
     checkpoint_write: Seconds | None = Field(
@@ -360,6 +377,16 @@ class PlanSection(FileModel):
     candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
     failures: FailureSection | None = Field(
         default=None, description="default: nothing ever fails, and nothing is checkpointed"
+    )
+    prices: Name | None = Field(
+        default=None,
+        description="for candidates that state none: 'list', the public prices and rates of "
+        "failures that ship with perfmodel, or a file of one's own",
+    )
+    search_batch: Switch = Field(
+        default=False,
+        description="for each candidate the batch per GPU that fits and is quickest to the target, "
+        "from training.batch_per_gpu on",
     )
     deadline: Annotated[Seconds, Field(gt=0)] | None = None
     budget: Price | None = Field(default=None, description="for the training, not for the purchase")

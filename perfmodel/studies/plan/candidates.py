@@ -6,7 +6,7 @@ First the requests and their scenarios, then the predictions, then what follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import InputError, PerfmodelError
@@ -19,6 +19,7 @@ from perfmodel.scenario import (
     change_scenario,
 )
 from perfmodel.studies.plan.model import Step
+from perfmodel.studies.plan.time_to_train import samples_at
 from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.variants import make_variant
 from perfmodel.topology.model import Gpu
@@ -104,6 +105,57 @@ def list_requests(plan: PlanSection, *, is_weak: bool) -> Iterator[StepRequest]:
         for upgrade in plan.upgrades:
             if upgrade.candidates is None or candidate.name in upgrade.candidates:
                 yield from (StepRequest(candidate, nodes, upgrade) for nodes in candidate.nodes)
+
+
+BATCH = "training.batch_per_gpu"
+LEAST_GAIN = 1.01
+"""Times as quick as a smaller batch a larger one has to be."""
+
+
+def search_batches(
+    scenario: Scenario,
+    plan: PlanSection,
+    predict_all: Callable[[Sequence[StepRequest]], Sequence[PredictedStep]],
+) -> PlanSection:
+    """Give each candidate the batch per GPU that is quickest to the target and surely fits.
+
+    At its smallest size: twice as large as long as that is quicker, then half as much more. What
+    does not fit there with the batch that is given keeps it.
+
+    Raises `InputError`: a global batch is given, which is no candidate's to choose.
+    """
+    if scenario.training.batch_per_gpu is None:
+        allowed = "training.batch_per_gpu instead of a global batch"
+        raise scenario.fault("plan.search_batch", "true", allowed)
+    best: dict[str, tuple[StepRequest, float]] = {}
+
+    def is_better(predicted: PredictedStep) -> bool:
+        """Keep a step that surely fits and is quicker than those before it."""
+        request, step = predicted.request, predicted.step
+        if step is None or not step.fits or step.tight:
+            return False
+        speed = step.samples_per_s / samples_at(plan.target, 1.0, step.global_batch)
+        _, before = best.get(request.candidate.name, (request, 0.0))
+        if speed > LEAST_GAIN * before:
+            best[request.candidate.name] = request, speed
+        return speed > LEAST_GAIN * before
+
+    tried = [StepRequest(candidate, candidate.nodes[0]) for candidate in plan.candidates]
+    for factor in (2.0, 1.5):
+        while tried:
+            better = [each.request for each in predict_all(tried) if is_better(each)]
+            tried = [_larger(scenario, request, factor) for request in better]
+        tried = [_larger(scenario, request, 1.5) for request, _ in best.values()]
+    chosen = tuple(best[c.name][0].candidate if c.name in best else c for c in plan.candidates)
+    return plan.model_copy(update={"candidates": chosen})
+
+
+def _larger(scenario: Scenario, request: StepRequest, factor: float) -> StepRequest:
+    """Return the same request with a larger batch."""
+    fields = request.candidate.set or {}
+    batch = fields.get(BATCH, scenario.training.batch_per_gpu) or 1
+    changes = {"set": {**fields, BATCH: round(batch * factor)}}
+    return replace(request, candidate=request.candidate.model_copy(update=changes))
 
 
 def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,14 @@ from perfmodel.scenario import (
 )
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.plan.candidates import StepRequest
-from perfmodel.studies.plan.model import Answers, Pays, PlanOption, Sensitivity, UpgradeOutcome
+from perfmodel.studies.plan.model import (
+    Answers,
+    Pays,
+    PlanOption,
+    Sensitivity,
+    Step,
+    UpgradeOutcome,
+)
 from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob, prepare
@@ -205,7 +213,7 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
         return replace(now, upgrade=UpgradeSection.model_construct(name=what, set=fields))
 
     if plan.failures is not None:
-        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node
+        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node or math.inf
         ends = [
             replace(
                 changed("failures", {}),
@@ -300,6 +308,30 @@ LEAST_SPEEDUP = 1.02
 
 NCCL_ALGO_NAMES = {"ring": "Ring", "tree": "Tree"}
 """Algorithms that a user can ask for by NCCL_ALGO, as NCCL writes them."""
+
+
+MOST_EFFICIENCY = 1.005
+"""Above it a reader wonders, too."""
+
+
+def explain_gains(options: Iterable[PlanOption], bases: Mapping[str, Step]) -> Iterator[str]:
+    """Yield a sentence for each candidate that is more efficient than what is said to be 100 %.
+
+    `bases`: steps of an efficiency of one, by candidate.
+    """
+    best: dict[str, tuple[float, str, Step]] = {}
+    for option in options:
+        if (step := option.step) is not None and option.status == "ok":
+            found = step.efficiency or 0.0, f"{option.gpus:,} GPUs", step
+            name = option.candidate
+            best[name] = max(best.get(name, found), found, key=itemgetter(0))
+    for name, (efficiency, gpus, step) in best.items():
+        if efficiency > MOST_EFFICIENCY:
+            why = f"its limit is {bases[name].bottleneck}, here {step.bottleneck}"
+            if bases[name].memory_bytes > step.memory_bytes:
+                alone, here = (format_bytes(s.memory_bytes) for s in (bases[name], step))
+                why = f"a GPU holds {alone} and updates more of it than here, of {here}"
+            yield f"{name} is {100 * efficiency:.0f} % efficient on {gpus}: at 100 % {why}."
 
 
 def explain_dips(

@@ -14,12 +14,13 @@ from typing import Any
 from perfmodel.arrays import Z80
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection
-from perfmodel.studies.plan.candidates import Hardware
+from perfmodel.studies.plan.candidates import BATCH, Hardware
 from perfmodel.studies.plan.model import PlanOption, PlanResult, UpgradeOutcome, Upkeep
 from perfmodel.studies.plan.time_to_train import daly_s, young_s
 from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import gpu_sources
+from perfmodel.units import format_time
 
 CSV_COLUMNS = (
     "candidate",
@@ -66,6 +67,7 @@ CSV_COLUMNS = (
     "cost_machines",
     "cost_energy",
     "cost_per_step",
+    "price_per_gpu_hour",
     "outlay",
     "energy_kWh",
     "power_W",
@@ -158,6 +160,7 @@ _UPKEEP: Mapping[str, Callable[[Upkeep], float | None]] = {
     "young_s": lambda upkeep: young_s(upkeep.write_s, upkeep.mtbf_s),
     "daly_s": lambda upkeep: daly_s(upkeep.write_s, upkeep.mtbf_s),
     "restart_s": lambda upkeep: upkeep.restart_s,
+    "nodes_there": lambda upkeep: upkeep.share,
 }
 
 
@@ -231,11 +234,16 @@ _SENTENCES = {
     "give the spread that luck with failures has.",
     "intervals": "80 % intervals are of compute and communication{luck} carried through to days "
     "and costs. Prices and what upgrades save have none.",
-    "prices": "Prices are the scenario file's. A cluster is paid for from start to end of the "
-    "training, failures included, and no longer; setting it up, storage, networks to the outside "
-    "and people cost nothing here.",
+    "prices": "Prices are the scenario file's, or of the list that it names (see the sources). A "
+    "cluster is paid for from start to end of the training, failures included, and no longer; "
+    "setting it up, storage, networks to the outside and people cost nothing here.",
     "purchase": "{name}: a node's price is spread over {years:g} years of which {percent:.3g} % "
     "are used, without interest and resale value; electricity is charged for the training only.",
+    "batch": "{name}: the batch per GPU is {batch}, of those tried that surely fit the quickest to "
+    "the target at its smallest size.",
+    "spot": "{name}: a node is taken away after {stays} on average and another comes after {away}; "
+    "the job restarts from its last checkpoint with the nodes that are there, as quickly by node "
+    "as all of them together, and pays for these.",
     "upgrades": "An upgrade pays back by what each training costs less; the cluster is taken to "
     "train like this one after the other until then.",
 }
@@ -275,6 +283,20 @@ def assumptions(
             if c.purchase is not None
         ),
         *([_SENTENCES["upgrades"]] if plan.upgrades else []),
+        *(
+            _SENTENCES["spot"].format(
+                name=c.name,
+                stays=format_time(c.spot.interrupted_every),
+                away=format_time(c.spot.back_after),
+            )
+            for c in candidates
+            if c.spot is not None
+        ),
+        *(
+            _SENTENCES["batch"].format(name=c.name, batch=(c.set or {}).get(BATCH, "that given"))
+            for c in candidates
+            if plan.search_batch
+        ),
         *(
             f"{candidate.name}: {_describe_draw(candidate, node[1])}."
             for candidate in candidates

@@ -37,14 +37,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """Nodes of a spot offer: each stays and is away for so long on average, and may fail.
+
+    `mtbf_s`: mean time between failures of one node that stays.
+    """
+
+    nodes: int
+    stays_s: float
+    away_s: float
+    mtbf_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Upkeep:
     """How a job on some nodes fails and recovers; times in seconds.
 
-    `mtbf_s`: mean time between failures of the whole job.
+    `mtbf_s`: mean time between failures of the whole job, or changes of its capacity.
     `write_s`: time to write a checkpoint, in which training stands still.
     `restart_s`: from a failure to the first new step.
     `interval_s`: training time between checkpoints.
     `checkpoint_steps`: steps from checkpoint to checkpoint.
+    `capacity`: None where all nodes stay. `share`: of them is there, on average.
     """
 
     mtbf_s: float
@@ -52,6 +66,8 @@ class Upkeep:
     restart_s: float
     interval_s: float
     checkpoint_steps: int | None = None
+    capacity: Capacity | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,7 @@ class Cost:
     `per_step`: total over all steps, the work lost to failures included.
     `outlay`: to buy the nodes.
     `energy_kWh`, `power_W`: with the building's losses (PUE); None where no power is known.
+    `price_per_gpu_hour`: of the machines, an upgrade's rent included.
     """
 
     machines: float | None
@@ -113,6 +130,7 @@ class Cost:
     outlay: float | None
     energy_kWh: float | None
     power_W: float | None
+    price_per_gpu_hour: float | None = None
 
     @property
     def total(self) -> float | None:

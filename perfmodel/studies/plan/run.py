@@ -23,11 +23,13 @@ from perfmodel.studies.plan.candidates import (
     find_hardware,
     list_requests,
     predict,
+    search_batches,
 )
 from perfmodel.studies.plan.decisions import (
     choose_answers,
     compare_upgrade,
     explain_dips,
+    explain_gains,
     list_swings,
     measure_swings,
     rank_upgrades,
@@ -35,6 +37,7 @@ from perfmodel.studies.plan.decisions import (
 )
 from perfmodel.studies.plan.export import assumptions, cautions, sources
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Step, Training, UpgradeOutcome
+from perfmodel.studies.plan.prices import apply_list
 from perfmodel.studies.plan.time_to_train import (
     compute_cost,
     describe_target,
@@ -57,12 +60,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Data that all options share."""
+    """Data that all options share; `listed`: sources of prices and rates of a list."""
 
     scenario: Scenario
     section: PlanSection
     hardware: dict[str, Hardware]
-    bases: dict[str, float] = field(default_factory=dict)
+    listed: dict[str, str]
+    bases: dict[str, tuple[float, Step]] = field(default_factory=dict)
     _workloads: dict[str, Workload] = field(default_factory=dict)
 
     def workload(self, scenario: Scenario) -> Workload:
@@ -115,12 +119,17 @@ def plan_scenario(
         )
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    shared = _Plan(
-        scenario, section, {c.name: find_hardware(scenario, c) for c in section.candidates}
-    )
+    hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
+    section, listed = apply_list(scenario, section, hardware)
     sweep = partial(
         run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
     )
+    if section.search_batch:
+        section = search_batches(
+            scenario, section, lambda more: predict(scenario, more, partial(sweep, with_ends=False))
+        )
+    scenario = scenario.model_copy(update={"plan": section})
+    shared = _Plan(scenario, section, hardware, listed)
     requests = list(list_requests(section, is_weak=scenario.training.scaling == "weak"))
 
     def predict_more(
@@ -178,9 +187,13 @@ def _assemble_result(
         options=tuple(options),
         answers=choose_answers(sure_fits(usable), section.deadline, budget),
         outcomes=_compare_upgrades(shared, predictions, usable),
-        cautions=(*cautions(section, options), *explain_dips(options, scenarios, profile)),
+        cautions=(
+            *cautions(section, options),
+            *explain_gains(options, {name: step for name, (_, step) in shared.bases.items()}),
+            *explain_dips(options, scenarios, profile),
+        ),
         assumptions=assumptions(section, options, shared.hardware),
-        sources=sources(section, shared.hardware),
+        sources={**sources(section, shared.hardware), **shared.listed},
         provenance={
             "perfmodel": __version__,
             "scenario_sha256": scenario_digest(scenario),
@@ -192,10 +205,12 @@ def _assemble_result(
     )
 
 
-def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str, float]:
-    """Return the samples per second and GPU at an efficiency of one, by candidate."""
+def _find_bases(
+    shared: _Plan, predictions: Sequence[PredictedStep]
+) -> dict[str, tuple[float, Step]]:
+    """Return samples per second and GPU at an efficiency of one, and that step, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
-    bases: dict[str, float] = {}
+    bases: dict[str, tuple[float, Step]] = {}
     for request, step in ((each.request, each.step) for each in predictions):
         hardware = shared.hardware[request.candidate.name]
         is_base = request.alone == weak and request.upgrade is None
@@ -203,7 +218,7 @@ def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str
         if is_base and step and (weak or step.fits) and not isinstance(hardware, str):
             bases.setdefault(
                 request.candidate.name,
-                step.samples_per_s / (1 if request.alone else request.nodes * hardware[0]),
+                (step.samples_per_s / (1 if request.alone else request.nodes * hardware[0]), step),
             )
     return bases
 
@@ -263,7 +278,7 @@ def _add_efficiency(
 ) -> Step:
     """Add efficiency and model FLOPs utilisation, where they are known."""
     each = step.samples_per_s / (request.nodes * hardware[0])
-    base_each = shared.bases.get(request.candidate.name)
+    base_each, _ = shared.bases.get(request.candidate.name, (None, None))
     flops = shared.workload(scenario).training_flops
     peak = peak_of(scenario, hardware[1])
     return replace(

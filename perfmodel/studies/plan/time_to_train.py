@@ -25,7 +25,7 @@ from perfmodel.scenario import (
     Scenario,
     TargetSection,
 )
-from perfmodel.studies.plan.model import Cost, Simulated, Step, Training, Upkeep
+from perfmodel.studies.plan.model import Capacity, Cost, Simulated, Step, Training, Upkeep
 from perfmodel.studies.run.result import Interval
 from perfmodel.units import format_time
 from perfmodel.workload.model import Workload
@@ -159,13 +159,19 @@ def upkeep_of(
 
     `checkpoint`: size by the model; bytes. Unused where the file gives size or time.
     """
-    mtbf_s = (candidate.mtbf_per_node or failures.mtbf_per_node) / nodes
+    each_s = candidate.mtbf_per_node or failures.mtbf_per_node or math.inf
+    mtbf_s, share, capacity = each_s / nodes, 1.0, None
+    if (spot := candidate.spot) is not None:
+        capacity = Capacity(nodes, spot.interrupted_every, spot.back_after, each_s)
+        share = capacity.stays_s / (capacity.stays_s + capacity.away_s)
+        # as many nodes come as go
+        mtbf_s = 1 / (nodes * share * (1 / each_s + 2 / capacity.stays_s))
     write_s = failures.checkpoint_write
     if write_s is None:
         assert failures.storage_bandwidth is not None
         write_s = (failures.checkpoint_size or checkpoint) / failures.storage_bandwidth
     steps = max(1, round((failures.checkpoint_every or daly_s(write_s, mtbf_s)) / step_time_s))
-    return Upkeep(mtbf_s, write_s, failures.restart, steps * step_time_s, steps)
+    return Upkeep(mtbf_s, write_s, failures.restart, steps * step_time_s, steps, capacity, share)
 
 
 def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
@@ -195,6 +201,8 @@ def simulate_walls(
 ) -> tuple[FloatArray, IntArray]:
     """Simulate trainings, each with failures of its own, from failure to failure.
 
+    Nodes of a spot offer come and go; each time the job restarts with those that are there.
+
     `work_s`: training time without failures and checkpoints; seconds.
     Returns wall times in seconds and numbers of failures, each of shape (runs,).
     """
@@ -202,15 +210,23 @@ def simulate_walls(
     walls_s, saved_s = np.zeros(runs), np.zeros(runs)
     failures = np.zeros(runs, dtype=np.int64)
     going, restart_s = np.arange(runs), 0.0
+    offer = upkeep.capacity or Capacity(1, math.inf, math.inf, upkeep.mtbf_s)
+    present = np.full(runs, offer.nodes)
     while going.size:
-        lasts_s = round_bits(draws.exponential(upkeep.mtbf_s, runs))[going]
-        left_s = work_s - saved_s[going]
+        leaving, coming = present / offer.stays_s, (offer.nodes - present) / offer.away_s
+        rate = leaving + coming + present / offer.mtbf_s
+        lasts_s = round_bits(draws.exponential(1 / rate))[going]
+        share = present[going] / offer.nodes
+        left_s = (work_s - saved_s[going]) / np.maximum(share, 1e-9)  # none left: next to never
         pieces = np.maximum(1, np.ceil(left_s / upkeep.interval_s - 1e-9))
         needed_s = restart_s + left_s + pieces * upkeep.write_s
         done = lasts_s >= needed_s
         whole = np.floor((lasts_s - restart_s) / (upkeep.interval_s + upkeep.write_s))
         walls_s[going] += np.where(done, needed_s, lasts_s)
-        saved_s[going] += np.clip(whole, 0, pieces - 1) * upkeep.interval_s
+        saved_s[going] += np.clip(whole, 0, pieces - 1) * upkeep.interval_s * share
+        if upkeep.capacity is not None:
+            event = rate * draws.random(runs)
+            present += np.where(event < leaving, -1, event < leaving + coming)
         failures[going] += ~done
         going, restart_s = going[~done], upkeep.restart_s
     return walls_s, failures
@@ -268,7 +284,7 @@ def train(
         return Training(
             needed, steps, work_s, work_s, None if ends_s is None else (ends_s[0], ends_s[1]), 1.0
         )
-    wall_s = expected_wall_s(work_s, upkeep)
+    wall_s = expected_wall_s(work_s / upkeep.share, upkeep)
     if not wall_s <= MOST_WALL_OVER_WORK * work_s:
         fails, writes, restarts = map(
             format_time, (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
@@ -280,7 +296,9 @@ def train(
         )
     interval, summary = None, None
     if ends_s is not None:
-        interval = _enclose(wall_s, *(expected_wall_s(end_s, upkeep) for end_s in ends_s))
+        interval = _enclose(
+            wall_s, *(expected_wall_s(end_s / upkeep.share, upkeep) for end_s in ends_s)
+        )
     if runs and wall_s <= MOST_FAILURES * upkeep.mtbf_s:
         walls_s, failures = simulate_walls(work_s, upkeep, runs=runs, seed=seed)
         summary = summarise(walls_s, failures)
@@ -317,6 +335,7 @@ def compute_cost(
     `more_rent`: per GPU and hour, for an upgrade.
     """
     gpus, power, wall_s = nodes * gpus_per_node, candidate.power or PowerSection(), training.wall_s
+    share = 1.0 if training.upkeep is None else training.upkeep.share
     hourly, outlay = None, None
     if candidate.price_per_gpu_hour is not None:
         hourly = gpus * candidate.price_per_gpu_hour.amount
@@ -324,17 +343,18 @@ def compute_cost(
         outlay = nodes * bought.price_per_node.amount
         hourly = outlay / (bought.years * HOURS_PER_YEAR * bought.utilisation)
     drawn_W = node_W(power, gpus_per_node, gpu_W)
-    power_W = None if drawn_W is None else nodes * drawn_W * power.pue
+    power_W = None if drawn_W is None else share * nodes * drawn_W * power.pue
     energy_kWh = None if power_W is None else power_W * wall_s / JOULES_PER_KWH
     if hourly is None:
         return Cost(None, None, None, None, outlay, energy_kWh, power_W)
-    machines = (hourly + gpus * more_rent) * wall_s / 3600
+    each = hourly / gpus + more_rent
+    machines = share * gpus * each * wall_s / 3600
     energy = (energy_kWh or 0.0) * (power.energy_price.amount if power.energy_price else 0.0)
     total, ends = machines + energy, None
     if training.wall_interval_s is not None:  # every part of the cost grows with the time
         low_s, high_s = training.wall_interval_s
         ends = total * low_s / wall_s, total * high_s / wall_s
-    return Cost(machines, energy, ends, total / training.steps, outlay, energy_kWh, power_W)
+    return Cost(machines, energy, ends, total / training.steps, outlay, energy_kWh, power_W, each)
 
 
 def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:

@@ -208,6 +208,7 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
         "report.html",
         "report.md",
         "result.json",
+        "result.xlsx",
         "sizes.csv",
         "summary.csv",
         "timeline.json",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.plan.decisions import explain_dips
+from perfmodel.studies.plan.decisions import explain_dips, explain_gains
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.sweep.variants import without_curve
 from perfmodel.units import format_time
@@ -65,3 +65,16 @@ def test_strategies_without_shared_steps_have_their_limits_named(option, scenari
     by_size = {("p4d", n): change_scenario(each, servers) for n, each in scenarios.items()}
     (sentence,) = explain_dips(options_of(option, {4: 0.5, 8: 0.9}), by_size, None)
     assert "its limit there is compute" in sentence
+
+
+def test_more_than_100_percent_says_what_is_100(option):
+    options = options_of(option, {1: 1.1, 2: 1.23, 4: 1.2})
+    (alone,) = options_of(option, {1: 1.0})
+    base = replace(alone.step, memory_bytes=100 * 2**30)
+    (sentence,) = explain_gains(options, {"p4d": base})
+    assert sentence.startswith("p4d is 123 % efficient on 16 GPUs: at 100 % a GPU holds 100 GiB")
+    assert "and updates more of it than here, of 953.7 MiB" in sentence
+    limited = replace(alone.step, bottleneck="each host's NIC")
+    (sentence,) = explain_gains(options, {"p4d": limited})
+    assert sentence.endswith("at 100 % its limit is each host's NIC, here compute.")
+    assert not list(explain_gains(options_of(option, {1: 1.0, 2: 0.9}), {"p4d": base}))

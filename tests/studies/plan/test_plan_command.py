@@ -34,6 +34,7 @@ def test_the_command_prints_answers(plan_file, tmp_path):
         "plan.md",
         "plan.csv",
         "plan.json",
+        "result.xlsx",
     }
     document = invoke(plan_file(), "-j", 1, "--store", tmp_path / "steps.sqlite", "--json")
     assert json.loads(document.stdout) == json.loads((tmp_path / "o" / "plan.json").read_text())

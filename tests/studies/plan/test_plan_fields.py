@@ -87,6 +87,8 @@ VALUES: Mapping[str, list[Any]] = {
     "failures": [{"mtbf_per_node": "1 d", "checkpoint_write": "1 s", "restart": "1 min"}],
     "budget": ["1e9 USD"],
     "deadline": ["1000 d"],
+    "prices": ["list"],
+    "spot": [{"interrupted_every": "1 d", "back_after": "1 h"}],
 }
 """Values that no schema can give, by field or by its last part."""
 ONE_NODE = "one node has no network; a candidate keeps its fabric at every size"
@@ -97,6 +99,7 @@ IDLE = {
     "epochs: candidates.0.fabric.routing": "as above",
     "epochs: candidates.1.fabric": ONE_NODE,
     "samples: candidates.0.fabric": ONE_NODE,
+    "epochs: prices": "all candidates state a price and a rate of failures",
 }
 """Fields that change nothing here, and why."""
 

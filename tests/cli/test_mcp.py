@@ -1,0 +1,203 @@
+"""``perfmodel mcp`` as an agent meets it: by the SDK's own client, over stdio."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult, TextContent
+from typer.testing import CliRunner
+
+import perfmodel
+from perfmodel.api.agents import TOOLS as CALLS
+from perfmodel.cli.app import app
+
+RUN = CliRunner()
+TOOLS = {
+    "run",
+    "tune",
+    "compare",
+    "sweep",
+    "advise",
+    "plan",
+    "collective",
+    "topology",
+    "schema",
+}
+SMALL = {"scale": None, "cluster.nodes": 1}
+LONG = {"scenario": "gpt3-175b-1024-a100"}
+
+T = TypeVar("T")
+
+
+def ask(talk: Callable[[Client], Awaitable[T]], *flags: str) -> T:
+    """Start the command, talk to it, and end it."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "perfmodel", "mcp", *flags],
+        env={"PYTHONPATH": str(Path(perfmodel.__file__).parents[1])},
+    )
+
+    async def converse() -> T:
+        async with Client(server) as client:
+            return await talk(client)
+
+    return anyio.run(converse)
+
+
+def text_of(answer: CallToolResult) -> str:
+    (content,) = answer.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+def workers(of: int) -> Iterator[int]:
+    """Processes of calls among the descendants of a process."""
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(place.read_text().rpartition(")")[2].split()[1])
+            command = (place.parent / "cmdline").read_text()
+        except OSError:  # it has ended
+            continue
+        if parent == of:
+            number = int(place.parent.name)
+            if "multiprocessing.spawn" in command and "resource_tracker" not in command:
+                yield number
+            yield from workers(number)
+
+
+async def wait_until(holds: Callable[[], bool], most_s: float = 60.0) -> None:
+    end_s = time.monotonic() + most_s
+    while not holds():
+        assert time.monotonic() < end_s
+        await anyio.sleep(0.05)
+
+
+def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
+    async def talk(client: Client) -> None:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert set(tools) == TOOLS
+        assert all(tool.description for tool in tools.values())
+        nodes = tools["collective"].input_schema["properties"]["nodes"]
+        assert nodes["maximum"] > 1000
+        assert tools["run"].input_schema["additionalProperties"] is False
+        for name, arguments, said in (
+            ("tun", {}, "did you mean 'run'?"),
+            ("run", {"scenaro": "resnet50-dgx-a100"}, "did you mean 'scenario'?"),
+            ("collective", {"topology": "dgx-a100", "nodes": 0}, "nodes: found 0; allowed:"),
+        ):
+            answer = await client.call_tool(name, arguments)
+            assert answer.is_error
+            assert said in text_of(answer)
+
+    ask(talk)
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS - {"topology", "schema"}))
+def test_a_tool_has_the_fields_of_its_function(tool: str) -> None:
+    taken = inspect.signature(getattr(perfmodel, tool)).parameters
+    assert set(CALLS[tool].model_fields) - {"time_limit_s"} <= set(taken)
+    assert "progress" in taken
+
+
+@pytest.mark.slow
+def test_an_answer_is_that_of_the_command() -> None:
+    told: list[tuple[float, float | None]] = []
+
+    async def note(done: float, total: float | None, message: str | None) -> None:
+        told.append((done, total))
+
+    async def talk(client: Client) -> list[CallToolResult]:
+        asked = {"scenario": "resnet50-dgx-a100", "fields": SMALL}
+        wrong = {"scenario": "resnet50-dgx-a100", "fields": {"cluster.nodez": 1}}
+        return [
+            await client.call_tool("run", asked, progress_callback=note),
+            await client.call_tool("run", wrong),
+            await client.call_tool("collective", {"topology": "dgx-a100", "sizes": ["1 GiB"]}),
+            await client.call_tool("topology", {"topology": "dgx-a100", "graph": True}),
+            await client.call_tool("schema", {"section": "plan"}),
+        ]
+
+    run, wrong, times, machine, schema = ask(talk)
+    flags = [word for field in ("scale=null", "cluster.nodes=1") for word in ("--set", field)]
+    command = ["run", "resnet50-dgx-a100", *flags]
+    assert run.structured_content == json.loads(RUN.invoke(app, [*command, "--json"]).stdout)
+    said = [line.rstrip() for line in text_of(run).splitlines()]
+    assert said == RUN.invoke(app, command).stdout.splitlines()
+    assert told == [(1, 1)]
+    assert wrong.is_error
+    assert "cluster.nodez: found an unknown field, 1 (did you mean" in text_of(wrong)
+    command = ["collective", "dgx-a100", "-b", "1 GiB", "-e", "1 GiB", "--json"]
+    assert times.structured_content == json.loads(RUN.invoke(app, command).stdout)
+    assert machine.structured_content is not None
+    assert machine.structured_content["gpus"] == 8
+    names = {node["id"] for node in machine.structured_content["graph"]["nodes"]}
+    assert "n0/gpu7" in names
+    assert schema.structured_content is not None
+    assert "target" in schema.structured_content["$defs"]["PlanSection"]["properties"]
+
+
+@pytest.mark.slow
+def test_studies_answer_too() -> None:
+    base = {"scenario": "bucket-size-slow-ethernet", "fields": {"scale": None, "cluster.nodes": 2}}
+    target = {
+        "target": {"samples": 1e6},
+        "candidates": [{"name": "one", "node": "dgx-a100", "nodes": [1]}],
+    }
+
+    async def talk(client: Client) -> dict[str, CallToolResult]:
+        calls = {
+            "tune": base,
+            "compare": {"scenarios": [base["scenario"], {"strategy.hook": "fp16"}]},
+            "sweep": base | {"grid": {"cluster.nodes": [1, 2]}},
+            "plan": {"scenario": "resnet50-dgx-a100", "fields": {"plan": target}},
+        }
+        return {name: await client.call_tool(name, asked) for name, asked in calls.items()}
+
+    answers = {name: answer.structured_content or {} for name, answer in ask(talk).items()}
+    assert answers["tune"]["best_uniform"]["bucket_cap_mb"] > 0
+    assert [side["label"] for side in answers["compare"]["sides"]][1] == "strategy.hook=fp16"
+    assert answers["sweep"]["count"] == 2
+    assert answers["sweep"]["scenario"] == "bucket-size-slow-ethernet"
+    assert answers["plan"]["answers"]["cheapest"] is None
+    assert answers["plan"]["answers"]["fastest"]["gpus"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+def test_what_takes_too_long_or_is_cancelled_ends() -> None:
+    own = os.getpid()
+
+    async def talk(client: Client) -> None:
+        answer = await client.call_tool("run", LONG)
+        assert answer.is_error
+        assert "time_limit_s: found no answer in 1 s; allowed: a longer limit" in text_of(answer)
+        await wait_until(lambda: not list(workers(own)))
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(client.call_tool, "run", LONG | {"time_limit_s": 1000})
+            await wait_until(lambda: bool(list(workers(own))))
+            calls.cancel_scope.cancel()
+        await wait_until(lambda: not list(workers(own)))
+        schema = await client.call_tool("schema", {"section": "seed", "time_limit_s": 100})
+        assert not schema.is_error
+
+    ask(talk, "--time-limit", "1")
+
+
+def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "mcp" else find_spec(name)
+    )
+    answer = RUN.invoke(app, ["mcp"])
+    assert answer.exit_code == 2
+    assert answer.stderr.endswith("is not installed: pip install 'perfmodel[mcp]'\n")
