@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 import perfmodel as pm
-from docs.extensions import accuracy_tables, api_pages, schedule_steps, step_timelines
+from docs.extensions import accuracy_tables, api_pages, routes, schedule_steps, step_timelines
 from perfmodel.collectives.catalog import maker
 
 
@@ -61,6 +61,13 @@ def _bars(asked: str) -> list[step_timelines.Bar]:
     return step_timelines.bars_of(result.main)
 
 
+def routes_drawn(argument: str, body: str) -> Drawn:
+    """Ways of bytes below each other: the body has each one's machine and ends by its title."""
+    del argument
+    found = [routes.route_of(title, asked) for title, asked in yaml.safe_load(body).items()]
+    return Drawn(routes.figure_of(found), routes.markdown_of(found))
+
+
 def table_drawn(argument: str, body: str) -> Drawn:
     """Tables of accuracy, by name."""
     del body
@@ -76,6 +83,7 @@ def docstring_drawn(argument: str, body: str) -> Drawn:
 DRAWN: Mapping[str, Callable[[str, str], Drawn]] = {
     "schedule-steps": schedule_drawn,
     "step-timeline": timeline_drawn,
+    "routes": routes_drawn,
     "accuracy": table_drawn,
     "eval-rst": docstring_drawn,
 }

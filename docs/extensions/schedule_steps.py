@@ -174,6 +174,7 @@ def _box(
             f'<rect class="{" ".join(filter(None, kinds))}" x="{left:.0f}" y="{at:.0f}"'
             f' width="{BOX}" height="{CELL - 3}" rx="3"/>'
         )
+        parts.append(f'<text class="chunk" x="{left - 4:.0f}" y="{at + 15.5:.1f}">{chunk}</text>')
         parts += _shares(held, schedule.ranks, left, at)
     return "".join(parts)
 

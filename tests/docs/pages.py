@@ -40,7 +40,7 @@ GENERATED = ("scenario", "topology", "commands", "api")
 
 FENCE = re.compile(
     r"(?:<!-- needs: (?P<needs>.*?) -->\n+)?"
-    r"^```(?:\{code-block\} )?(?P<language>[\w-]*) *\n(?:^:caption: (?P<caption>[^\n]*)\n+)?"
+    r"^```(?:\{(?P<directive>[\w-]+)\} ?)?(?P<language>[^\n]*?) *\n(?:^:caption: (?P<caption>[^\n]*)\n+)?"
     r"(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -113,6 +113,7 @@ def blocks(text: str) -> list[Block]:
             each.end("body"),
         )
         for each in FENCE.finditer(text)
+        if each["directive"] in (None, "code-block")
     ]
 
 
