@@ -46,8 +46,8 @@ def worst() -> str:
     ]
     found.sort(key=lambda each: -each[2].median)
     lines = ledger.table_head("class | version | lines | median, 90th percentile; bias | inside")
-    for name, version, each in found[:10]:
-        cells = (ledger.counted(each), ledger.errors_of(each), ledger.intervals_of(each))
+    for name, version, score in found[:10]:
+        cells = (ledger.counted(score), ledger.errors_of(score), ledger.intervals_of(score))
         lines.append(f"| {name} | {version} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,7 +10,6 @@ from typer.main import get_command
 
 from perfmodel.cli.app import COMMANDS, build_app
 
-
 HELP = ["-h", "--help"]
 
 
@@ -40,5 +39,7 @@ def _summary(command: Any) -> str:
 
 
 def _help(command: Any, name: str) -> Iterator[str]:
-    context = command.make_context(name, [], resilient_parsing=True, terminal_width=96, help_option_names=HELP)
+    context = command.make_context(
+        name, [], resilient_parsing=True, terminal_width=96, help_option_names=HELP
+    )
     yield from ("```text", command.get_help(context), "```", "")

@@ -40,15 +40,15 @@ def schedule_drawn(argument: str, body: str) -> Drawn:
     plan = maker("all_reduce", argument)
     schedule = plan(asked["ranks"], 4 * 64 * asked["ranks"])
     title = f"All-reduce of {asked['ranks']} ranks by {argument}"
-    return Drawn(
-        schedule_steps.figures_of(schedule, title), schedule_steps.markdown_of(schedule)
-    )
+    return Drawn(schedule_steps.figures_of(schedule, title), schedule_steps.markdown_of(schedule))
 
 
 def timeline_drawn(argument: str, body: str) -> Drawn:
     """Steps of scenarios below each other: the body has each scenario's fields by its title."""
     del argument
-    pictures = [(title, _bars(yaml.safe_dump(asked))) for title, asked in yaml.safe_load(body).items()]
+    pictures = [
+        (title, _bars(yaml.safe_dump(asked))) for title, asked in yaml.safe_load(body).items()
+    ]
     tables = [f"{title}:\n\n{step_timelines.markdown_of(bars)}" for title, bars in pictures]
     return Drawn(step_timelines.figure_of(pictures), "\n\n".join(tables))
 

@@ -15,18 +15,21 @@ from perfmodel.cli.app import build_app
 FIRST_LINES = {
     "scenario": (
         "Scenario fields",
-        "Every field of a scenario file, as `perfmodel schema scenario` prints them. Quantities"
-        " carry units; a field that does not exist is refused with the nearest one that does.",
+        """\
+Every field of a scenario file, as `perfmodel schema scenario` prints them. Quantities carry units;
+a field that does not exist is refused, with the nearest one that does.""",
     ),
     "topology": (
         "Topology fields",
-        "Every field of the files that describe hardware, as `perfmodel schema topology` prints"
-        " them: a node, a fabric, a table of GPUs.",
+        """\
+Every field of the files that describe hardware, as `perfmodel schema topology` prints them: a node,
+a fabric, a table of GPUs.""",
     ),
     "commands": (
         "Commands",
-        "Every command with its flags, as `--help` prints them. Exit codes: 0 done, 1 the answer"
-        " is a failure, 2 the input is wrong.",
+        """\
+Every command with its flags, as `--help` prints them. Exit codes: 0 done, 1 the answer is a
+failure, 2 the input is wrong.""",
     ),
     "api": (
         "Python",

@@ -17,7 +17,7 @@ BOX, GAP, ROW = 84, 62, 62
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way of bytes: devices in order, and the kind and rate of the link after each but the last."""
+    """A way of bytes: devices in order, and kind and rate of the link between each two."""
 
     title: str
     devices: tuple[str, ...]
@@ -38,8 +38,8 @@ def route_of(title: str, asked: Mapping[str, Any]) -> Route:
         f"{topology.arcs.kinds[arc]} {topology.arcs.bandwidth_Bps[arc] / 1e9:.3g} GB/s"
         for arc in path.arcs
     ]
-    devices = [ends[0][0], *(end for _, end in ends)]
-    return Route(title, tuple(each.removeprefix("n0/") for each in devices), tuple(links), path.staged)
+    devices = (each.removeprefix("n0/") for each in (ends[0][0], *(end for _, end in ends)))
+    return Route(title, tuple(devices), tuple(links), path.staged)
 
 
 def markdown_of(routes: Sequence[Route]) -> str:

@@ -46,9 +46,7 @@ class Step:
 def steps_of(schedule: Schedule) -> list[Step]:
     """Follow an all-reduce, round by round."""
     chunks = range(len(schedule.chunk_bytes))
-    held: Held = tuple(
-        tuple(frozenset({rank}) for _ in chunks) for rank in range(schedule.ranks)
-    )
+    held: Held = tuple(tuple(frozenset({rank}) for _ in chunks) for rank in range(schedule.ranks))
     sent = [0] * schedule.ranks
     steps = []
     for each in schedule.rounds():
@@ -132,9 +130,7 @@ def _what(step: Step) -> str:
 def _figure(schedule: Schedule, step: Step | None, held: Held, caption: str) -> str:
     sends = step.sends if step else ()
     written = {(send.dst, send.chunk) for send in sends}
-    marks = "".join(
-        _box(schedule, rank, held[rank], written) for rank in range(schedule.ranks)
-    )
+    marks = "".join(_box(schedule, rank, held[rank], written) for rank in range(schedule.ranks))
     arrows = "".join(_arrow(schedule, sends, pair) for pair in _pairs(sends))
     words = escape(step_words(step)) if step else "before the first step"
     return (

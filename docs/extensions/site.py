@@ -31,7 +31,7 @@ class DrawnDirective(SphinxDirective):
         holder = nodes.Element()
         lines = StringList(drawn.markdown.splitlines(), source=self.get_source_info()[0])
         self.state.nested_parse(lines, self.content_offset, holder, match_titles=True)
-        return holder.children
+        return list(holder.children)
 
 
 def _write_pages(app: Sphinx) -> None:

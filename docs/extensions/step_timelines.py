@@ -133,7 +133,7 @@ def _bar(bar: Bar, y: int, per_s: float) -> str:
 
 def _axis(longest_s: float, y: int) -> Iterator[str]:
     """Marks at round numbers of milliseconds."""
-    rough = longest_s * 1e3 / 6
+    rough = longest_s * 1e3 / 8
     power = 10.0 ** (len(str(int(rough))) - 1) if rough >= 1 else 0.1
     every = next(each * power for each in (1, 2, 5, 10) if each * power >= rough)
     at = 0.0

@@ -40,7 +40,8 @@ GENERATED = ("scenario", "topology", "commands", "api")
 
 FENCE = re.compile(
     r"(?:<!-- needs: (?P<needs>.*?) -->\n+)?"
-    r"^```(?:\{(?P<directive>[\w-]+)\} ?)?(?P<language>[^\n]*?) *\n(?:^:caption: (?P<caption>[^\n]*)\n+)?"
+    r"^```(?:\{(?P<directive>[\w-]+)\} ?)?(?P<language>[^\n]*?) *\n"
+    r"(?:^:caption: (?P<caption>[^\n]*)\n+)?"
     r"(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )

@@ -48,5 +48,6 @@ def test_a_wrong_number_is_noticed() -> None:
 
 def test_a_page_is_renewed_line_by_line() -> None:
     printed = "step  108 ms\nMFU 19 %\nFits: 9 GiB\n"
-    assert renewed("step  107 ms\n...\nFits: 8 GiB\n", printed) == "step  108 ms\n...\nFits: 9 GiB\n"
+    said = "step  107 ms\n...\nFits: 8 GiB\n"
+    assert renewed(said, printed) == "step  108 ms\n...\nFits: 9 GiB\n"
     assert renewed("?\n", printed) == printed
