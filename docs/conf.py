@@ -27,6 +27,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+add_module_names = False
 numpydoc_show_class_members = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -34,10 +36,12 @@ copybutton_here_doc_delimiter = "EOF"
 
 html_title = "perfmodel"
 html_theme = "pydata_sphinx_theme"
+html_context = {"default_mode": "auto"}
 html_static_path = ["_static"]
 html_css_files = ["pictures.css"]
 html_js_files = ["steps.js"]
 html_copy_source = False
+html_show_search_summary = False  # it would be fetched, which pages from files may not
 html_show_sourcelink = False
 html_theme_options = {
     "show_toc_level": 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reports.validation import ledger
@@ -16,10 +16,15 @@ LEAST_LINES = 10
 """Lines that a class needs to be named among the worst."""
 
 
+def _unbroken(lines: Iterable[str]) -> str:
+    """Lines of a table, in which numbers stay with their sign of per cent."""
+    return "\n".join(line.replace(" %", "\N{NO-BREAK SPACE}%") for line in lines)
+
+
 def newest() -> str:
     """First predictions of each kind by the last version that made any, and refits beside them."""
     refits = json.loads(ledger.VALIDATION.read_text("utf-8"))
-    return "\n".join(ledger.headline(read_entries(FILE), refits, newest=True))
+    return _unbroken(ledger.headline(read_entries(FILE), refits, newest=True))
 
 
 def by_version() -> str:
@@ -28,7 +33,7 @@ def by_version() -> str:
     for version, predictions in reversed(ledger.by_version(read_entries(FILE)).items()):
         note = ledger.version_notes().get(version, "")
         parts += [f"## Version {version}", "", note, "", *ledger.class_table(predictions), ""]
-    return "\n".join(parts)
+    return _unbroken(parts)
 
 
 def worst() -> str:
@@ -49,7 +54,7 @@ def worst() -> str:
     for name, version, score in found[:10]:
         cells = (ledger.counted(score), ledger.errors_of(score), ledger.intervals_of(score))
         lines.append(f"| {name} | {version} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return _unbroken(lines)
 
 
 def published_trainings() -> str:
@@ -57,7 +62,7 @@ def published_trainings() -> str:
     text = (ROOT / "reports" / "accuracy.md").read_text("utf-8")
     before, _, rest = text.partition(ledger.BEGIN)
     lines = (before + rest.partition(ledger.END)[2]).split("## Published trainings", 1)[1]
-    return "\n".join(_without_links("reports", lines.strip()))
+    return _unbroken(_without_links("reports", lines.strip()))
 
 
 def _without_links(folder: str, text: str) -> Iterator[str]:

@@ -98,7 +98,8 @@ def markdown_of(bars: Sequence[Bar]) -> str:
 def figure_of(pictures: Sequence[tuple[str, Sequence[Bar]]]) -> str:
     """Draw timelines below each other on one axis, each with its title."""
     longest = max(bar.end_s for _, bars in pictures for bar in bars)
-    parts, y = [], 0
+    parts: list[str] = []
+    y = 0
     for title, bars in pictures:
         rows = list(dict.fromkeys(bar.row for bar in bars))
         parts.append(f'<text class="title" x="0" y="{y + 16}">{escape(title)}</text>')
@@ -109,7 +110,7 @@ def figure_of(pictures: Sequence[tuple[str, Sequence[Bar]]]) -> str:
             parts += [_bar(bar, y, (WIDTH - LEFT) / longest) for bar in own]
             y += ROW
         y += 10
-    parts += _axis(longest, y)
+    parts = [*_axis(longest, y), *parts]  # bars cover the marks
     kinds = dict.fromkeys(bar.kind for _, bars in pictures for bar in bars)
     legend = "".join(f'<span class="key {each}">{each}</span>' for each in kinds)
     titles = escape(" and ".join(title for title, _ in pictures))

@@ -62,7 +62,7 @@ def test_every_directive_of_a_page_is_known() -> None:
 def test_tables_of_accuracy_are_those_of_the_ledger() -> None:
     assert "steps on one GPU" in drawn.DRAWN["accuracy"]("newest", "").markdown
     worst = drawn.DRAWN["accuracy"]("worst", "").markdown.splitlines()[2:]
-    medians = [float(row.split("|")[4].split("%")[0]) for row in worst]
+    medians = [float(row.split("|")[4].split("%")[0].strip()) for row in worst]
     assert medians == sorted(medians, reverse=True)
     assert "](" not in drawn.DRAWN["accuracy"]("published-trainings", "").markdown.replace(
         "](http", ""
