@@ -15,7 +15,7 @@ from perfmodel.collectives.schedule import Schedule
 Held = tuple[tuple[frozenset[int], ...], ...]
 """Whose numbers are in the sum that a rank holds, by rank and chunk."""
 
-WIDTH, HEIGHT = 640, 420
+WIDTH, HEIGHT = 720, 430
 BOX, CELL = 132, 26
 """Width of a rank's box, height of a chunk in it; both in units of the picture."""
 
@@ -135,21 +135,14 @@ def _figure(schedule: Schedule, step: Step | None, held: Held, caption: str) -> 
     words = escape(step_words(step)) if step else "before the first step"
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">'
-        f"{_arrow_head()}{marks}{arrows}</svg><figcaption>{escape(caption)}</figcaption></figure>"
-    )
-
-
-def _arrow_head() -> str:
-    return (
-        '<defs><marker id="steps-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
-        ' markerHeight="7" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z"/></marker></defs>'
+        f"{marks}{arrows}</svg><figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
 def _center(schedule: Schedule, rank: int) -> tuple[float, float]:
     """Ranks stand on an ellipse, clockwise from the top."""
     turn = 2 * math.pi * rank / schedule.ranks - math.pi / 2
-    return WIDTH / 2 + 225 * math.cos(turn), HEIGHT / 2 + 135 * math.sin(turn)
+    return WIDTH / 2 + 270 * math.cos(turn), HEIGHT / 2 + 142 * math.sin(turn)
 
 
 def _height(schedule: Schedule) -> int:
@@ -198,20 +191,24 @@ def _arrow(schedule: Schedule, sends: Sequence[Send], pair: tuple[int, int]) -> 
     length = math.hypot(to_x - x, to_y - y)
     out_x, out_y = (to_x - x) / length, (to_y - y) / length
     # To the side of the straight line, so that both directions can be seen.
-    side_x, side_y = -out_y * 9, out_x * 9
+    side_x, side_y = -out_y * 11, out_x * 11
     gap = min(
-        (BOX / 2 + 6) / max(abs(out_x), 1e-9), (_height(schedule) / 2 + 4) / max(abs(out_y), 1e-9)
+        (BOX / 2 + 16) / max(abs(out_x), 1e-9), (_height(schedule) / 2 + 4) / max(abs(out_y), 1e-9)
     )
     start = x + out_x * gap + side_x, y + out_y * gap + side_y
     end = to_x - out_x * gap + side_x, to_y - out_y * gap + side_y
-    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    # Nearer to the sender: chunks that cross each other would lie on one place.
+    middle = tuple(0.6 * one + 0.4 * other for one, other in zip(start, end, strict=True))
     away = f"--dx:{start[0] - middle[0]:.0f}px;--dy:{start[1] - middle[1]:.0f}px"
-    label = ", ".join(map(str, chunks))
-    width = 46 + 9 * len(label)
+    crossed = (pair[1], pair[0]) in _pairs(sends)
+    label = ("" if crossed else "chunk ") + ", ".join(map(str, chunks))
+    width = 14 + 6.5 * len(label)
     return (
         f'<line class="send" x1="{start[0]:.0f}" y1="{start[1]:.0f}" x2="{end[0]:.0f}"'
-        f' y2="{end[1]:.0f}" marker-end="url(#steps-head)"/>'
+        f' y2="{end[1]:.0f}"/>'
+        f'<path class="head" d="M0 -5 9 0 0 5z" transform="translate({end[0] - 5 * out_x:.0f}'
+        f' {end[1] - 5 * out_y:.0f}) rotate({math.degrees(math.atan2(out_y, out_x)):.0f})"/>'
         f'<g class="moving" style="{away}"><rect x="{middle[0] - width / 2:.0f}"'
-        f' y="{middle[1] - 11:.0f}" width="{width}" height="22" rx="11"/>'
-        f'<text x="{middle[0]:.0f}" y="{middle[1] + 4.5:.0f}">chunk {label}</text></g>'
+        f' y="{middle[1] - 11:.0f}" width="{width:.0f}" height="22" rx="11"/>'
+        f'<text x="{middle[0]:.0f}" y="{middle[1] + 4.5:.0f}">{label}</text></g>'
     )

@@ -12,10 +12,14 @@ from perfmodel.timeline import Span, assign_lanes
 WIDTH, LEFT = 760, 128
 ROW = 34
 LEAST_SHARE = 0.004
-"""Part of the step below which a bar, or a gap between bars that are alike, is not drawn."""
+"""Part of the step below which a bar is not drawn."""
+LEAST_GAP = 0.02
+"""Part of the step below which a gap between bars that are alike is not drawn."""
 
 KINDS = ("forward", "backward", "communication", "optimizer", "copy")
 """Kinds of spans that are drawn; each has a colour in ``pictures.css``."""
+HOST_KIND = "issue"
+"""Drawn where the host is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +37,18 @@ def bars_of(size: SizeResult) -> list[Bar]:
     """Bars of the last step that was simulated; copies count as what they are among."""
     timeline = size.timeline
     last = timeline.spans[-1].step
-    spans = [each for each in timeline.spans if each.step == last and each.kind in KINDS]
-    begin = min(each.start_s for each in spans)
+    kinds = (*KINDS, HOST_KIND) if size.limit == "host" else KINDS
+    spans = [each for each in timeline.spans if each.step == last and each.kind in kinds]
+    begin = min(each.start_s for each in spans if each.kind in KINDS)
     several = len({each.micro_batch for each in spans}) > 1
     bars = []
     for row, own in _rows(spans, several_classes=len(timeline.classes) > 1):
         drawn = [
-            Bar(row, each.kind, _label(each, several), each.start_s - begin, each.end_s - begin)
+            Bar(row, each.kind, _label(each, several), max(0.0, each.start_s - begin), end_s)
             for each in own
+            if (end_s := each.end_s - begin) > 0
         ]
-        bars += _merged(drawn, LEAST_SHARE * size.step_time_s)
+        bars += _merged(drawn, LEAST_GAP * size.step_time_s)
     return [each for each in bars if each.end_s - each.start_s > LEAST_SHARE * size.step_time_s]
 
 
@@ -76,8 +82,9 @@ def _merged(bars: Iterable[Bar], gap_s: float) -> list[Bar]:
 
 
 def _alike(one: Bar, other: Bar) -> bool:
-    both_compute = "communication" not in (one.kind, other.kind)
-    return both_compute and (one.kind, one.label) == (other.kind, other.label)
+    """Whether two bars may be drawn as one: buckets are always apart."""
+    has_bucket = one.kind == "communication" and one.label
+    return not has_bucket and (one.kind, one.label) == (other.kind, other.label)
 
 
 # ---------------------------------------------------------------- in words
@@ -112,7 +119,8 @@ def figure_of(pictures: Sequence[tuple[str, Sequence[Bar]]]) -> str:
         y += 10
     parts = [*_axis(longest, y), *parts]  # bars cover the marks
     kinds = dict.fromkeys(bar.kind for _, bars in pictures for bar in bars)
-    legend = "".join(f'<span class="key {each}">{each}</span>' for each in kinds)
+    words = {HOST_KIND: "launch of kernels"}
+    legend = "".join(f'<span class="key {each}">{words.get(each, each)}</span>' for each in kinds)
     titles = escape(" and ".join(title for title, _ in pictures))
     return (
         f'<figure class="step-timeline"><svg viewBox="0 0 {WIDTH + 16} {y + 30}" role="img"'

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="pages stand in a chec
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # some ask a dozen questions
 @pytest.mark.parametrize("page", pages())
 def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
     text = (DOCS / page).read_text("utf-8")
