@@ -101,7 +101,8 @@ def docstring_markdown(path: str) -> str:
 
 def _described(name: str, target: Any) -> Iterator[str]:
     is_error = inspect.isclass(target) and issubclass(target, Exception)
-    signature = "" if is_error else str(inspect.signature(target))
+    quoted = "" if is_error else str(inspect.signature(target))
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", quoted)
     yield from ("```python", f"{name}{signature}", "```", "")
     yield inspect.getdoc(target) or ""
 

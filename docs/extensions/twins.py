@@ -13,7 +13,7 @@ _FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _OPTION = re.compile(r":(?P<name>[\w-]+):(?: (?P<value>.*))?$")
-_TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
+_TARGET = re.compile(r"^\(([\w-]+)\)=\n", re.MULTILINE)
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
@@ -29,7 +29,8 @@ def twin_of(source: str) -> str:
     text = _FRONT.sub("", source)
     while (plain := _FENCE.sub(_plain, text)) != text:
         text = plain
-    return re.sub(r"\n{3,}", "\n\n", _TARGET.sub("", text)).strip() + "\n"
+    text = _TARGET.sub(r'<a id="\1"></a>\n\n', text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def _plain(fence: re.Match[str]) -> str:
