@@ -118,7 +118,8 @@ def test_the_readme_has_the_two_commands():
 
 @CHECKOUT
 def test_the_first_scenario_of_the_documents_runs(tmp_path, monkeypatch):
-    block = (ROOT / "scenarios" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "reference" / "scenarios.md").read_text()
+    block = page.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "asked.yaml").write_text(block)
     (tmp_path / "my-model.csv").write_text("name,shape,dtype\nw,1000 1000,bf16\nb,1000,bf16\n")
     (tmp_path / "my-times.csv").write_text("name,forward,backward\nw,1.2 ms,2 ms\nb,1 ms,2 ms\n")

@@ -217,7 +217,7 @@ def test_what_is_no_number_of_words(text: object) -> None:
 def test_samples_are_as_long_as_positions_allow(
     positions: int, tokens: int, tmp_path: Path
 ) -> None:
-    """At most 4,096 tokens, as `scenarios/README.md` says."""
+    """At most 4,096 tokens, as `docs/reference/models.md` says."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["llama"] | {"max_position_embeddings": positions}))
     assert read_config(path).default == tokens

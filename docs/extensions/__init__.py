@@ -1,0 +1,1 @@
+"""What Sphinx does for this site: pages of the reference, pictures, Markdown twins."""
