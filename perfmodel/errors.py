@@ -98,9 +98,13 @@ class InputError(PerfmodelError, ValueError):
         )
 
 
-def failed(*checks: tuple[object, str, str, str]) -> list[Fault]:
+def failed(
+    *checks: tuple[object, str, str, str], file: str | None = None, line: int | None = None
+) -> list[Fault]:
     """Return the faults of checks that fail: whether one does, then field, found and allowed."""
-    return [Fault(field, found, allowed) for fails, field, found, allowed in checks if fails]
+    return [
+        Fault(field, found, allowed, file, line) for fails, field, found, allowed in checks if fails
+    ]
 
 
 def raise_faults(faults: Iterable[Fault]) -> None:
@@ -109,10 +113,17 @@ def raise_faults(faults: Iterable[Fault]) -> None:
         raise InputError(found)
 
 
-def refuse_if(fails: object, field: str, found: str, allowed: str, file: str | None = None) -> None:
+def refuse_if(
+    fails: object,
+    field: str,
+    found: str,
+    allowed: str,
+    file: str | None = None,
+    line: int | None = None,
+) -> None:
     """Raise InputError where a check fails."""
     if fails:
-        raise InputError(Fault(field, found, allowed, file))
+        raise InputError(Fault(field, found, allowed, file, line))
 
 
 class FieldErrors(InputError):

@@ -19,10 +19,10 @@ from typing import TypeVar
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import (
     Fault,
-    InputError,
     MeasurementError,
     PerfmodelError,
     raise_faults,
+    refuse_if,
     require_installed,
 )
 from perfmodel.files import attributes
@@ -151,8 +151,7 @@ def _run_as_group_member(
     from perfmodel.measure.worker import measure_rank
 
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    if size != job.ranks:
-        raise InputError(Fault("--ranks", str(job.ranks), f"{size}, as WORLD_SIZE says"))
+    refuse_if(size != job.ranks, "--ranks", str(job.ranks), f"{size}, as WORLD_SIZE says")
     status = rank_status.make_private_status(rank, size)
     status.listener = progress if rank == 0 else None
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.topology.arcs import ArcEnd, ArcEnds, Arcs, Cables, LikeHosts, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
 from perfmodel.topology.model import (
@@ -63,8 +63,7 @@ def compile_topology(
         No GPU, one of no known model, a power limit out of its range, a NIC with no cable or two.
     """
     facts, gpus = node.graph, named(node, "gpu")
-    if not gpus:
-        raise InputError(Fault("ranks", "no GPU", "at least one GPU"))
+    refuse_if(not gpus, "ranks", "no GPU", "at least one GPU")
     gpu = gpu_of(node, gpus[0])
     block = _arcs_of(rows(node))
     switches, links, tiers = _cabling(fabric, node, hosts, hosts * len(block))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import plain, read_text, read_yaml, write_json
 from perfmodel.topology.composed.load import GRAPH_SUFFIXES
 from perfmodel.topology.model import Topology
@@ -51,8 +51,7 @@ def _read(path: Path) -> nx.Graph[Any]:
     keys = document.keys() if isinstance(document, dict) else ()
     links = "links" if "links" in keys else "edges"
     missing = [key for key in ("nodes", links) if key not in keys]
-    if missing:
-        raise InputError(Fault("file", f"no {' and no '.join(missing)}", allowed, file))
+    refuse_if(missing, "file", f"no {' and no '.join(missing)}", allowed, file)
     try:
         return nx.node_link_graph(document, edges=links)
     except (KeyError, TypeError, AttributeError, ValueError, nx.NetworkXError) as error:

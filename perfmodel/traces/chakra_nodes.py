@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.files.read import GZIP, read_bytes
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -235,8 +235,7 @@ def read_trace(
     except WireError as error:
         problem = f"message {len(nodes)}: {error}"
         nodes.clear()
-    if not nodes:
-        raise InputError(Fault("trace", problem, ALLOWED, str(path)))
+    refuse_if(not nodes, "trace", problem, ALLOWED, str(path))
     return tuple(nodes)
 
 
@@ -253,8 +252,7 @@ def _opened(path: Path) -> BinaryIO:
                 return stream
             stream.close()
     data = read_bytes(path, LARGEST_BYTES)
-    if not data:
-        raise InputError(Fault("trace", "an empty file", ALLOWED, str(path)))
+    refuse_if(not data, "trace", "an empty file", ALLOWED, str(path))
     return io.BytesIO(data)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.files import write_atomically
 from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
@@ -39,10 +39,9 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
         written to.
     """
     total = sum(len(each.ranks) for each in plan.classes)
-    if total > MOST_RANKS:
-        raise InputError(
-            Fault("cluster", f"{total} ranks", f"up to {MOST_RANKS} ranks, a file each")
-        )
+    refuse_if(
+        total > MOST_RANKS, "cluster", f"{total} ranks", f"up to {MOST_RANKS} ranks, a file each"
+    )
     names = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
     keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
     numbers = (

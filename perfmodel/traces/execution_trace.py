@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.traces.kineto.collective_calls import element_type, elements_in, operation_of
-from perfmodel.traces.kineto.event_stream import first_bytes, read_events, trace_fault
+from perfmodel.traces.kineto.event_stream import first_bytes, read_events, refuse_trace, trace_fault
 from perfmodel.workload.model import ITEM_BYTES
 
 SCHEMA_BEGIN = "1.1"
@@ -123,8 +123,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         sums[2] += _flops(name, inputs, outputs)
         if isinstance(attributes.get("rf_id"), int):
             names[attributes["rf_id"]] = name, int(sums[0])
-    if not nodes:
-        raise trace_fault(path, "no nodes", ALLOWED)
+    refuse_trace(not nodes, path, "no nodes", ALLOWED)
     process = header.get("pid")
     # With NCCL each call stands as an operator, and inside of it with its group.
     stated = [each for each in collectives if each.ranks is not None]
@@ -162,12 +161,12 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
             if is_same and name == event.get("name"):
                 agreeing += 1
                 times[number] += seconds[identity]
-    if not linked or agreeing < LEAST_AGREEING * linked:
-        raise trace_fault(
-            profile,
-            f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
-            "a trace of the profiler of the same steps (Record function id is rf_id)",
-        )
+    refuse_trace(
+        not linked or agreeing < LEAST_AGREEING * linked,
+        profile,
+        f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
+        "a trace of the profiler of the same steps (Record function id is rf_id)",
+    )
     return replace(
         trace,
         operators=tuple(
@@ -263,13 +262,11 @@ def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     """
     traces = [path for path in paths if is_execution_trace(path)]
     profiles = [path for path in paths if path not in traces]
-    if profiles and len(profiles) != len(traces):
-        raise InputError(
-            Fault(
-                "trace",
-                f"{len(traces)} execution traces and {len(profiles)} of the profiler",
-                "one of the profiler for each, or none",
-            )
-        )
+    refuse_if(
+        profiles and len(profiles) != len(traces),
+        "trace",
+        f"{len(traces)} execution traces and {len(profiles)} of the profiler",
+        "one of the profiler for each, or none",
+    )
     of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
     return list(zip(traces, of_ranks, strict=True))

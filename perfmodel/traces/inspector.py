@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.memo import grouped
 from perfmodel.traces.kineto.collective_calls import operation_of
 from perfmodel.traces.kineto.event_stream import first_bytes, opened
@@ -73,10 +73,10 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
                     continue
             key, time_s = _read_record(document, header, path, line)
             times[key].append(time_s)
-            if len(times) > MOST_RECORDS:
-                raise InputError(Fault("trace", "too many records", "fewer of them", str(path)))
-    if not times:
-        raise InputError(Fault("trace", "no collectives", _ALLOWED, str(paths[0])))
+            refuse_if(
+                len(times) > MOST_RECORDS, "trace", "too many records", "fewer of them", str(path)
+            )
+    refuse_if(not times, "trace", "no collectives", _ALLOWED, str(paths[0]))
     groups = grouped((key[:3], recorded) for key, recorded in times.items())
     return tuple(_sum_up(*key, runs) for key, runs in sorted(groups.items()))
 

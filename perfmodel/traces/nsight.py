@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from perfmodel.traces.kineto.event_stream import first_bytes, trace_fault
+from perfmodel.traces.kineto.event_stream import first_bytes, refuse_trace, trace_fault
 from perfmodel.traces.kineto.event_table import (
     LONGEST_NAME,
     MARKS,
@@ -83,8 +83,12 @@ class _Reader(TableBuilder):
 
     def read(self) -> EventTable:
         """Read all tables."""
-        if missing := sorted({KERNELS, "NVTX_EVENTS"} - self.tables):
-            raise trace_fault(self.path, f"a database without {', '.join(missing)}", _ALLOWED)
+        refuse_trace(
+            missing := sorted({KERNELS, "NVTX_EVENTS"} - self.tables),
+            self.path,
+            f"a database without {', '.join(missing)}",
+            _ALLOWED,
+        )
         self._require_one_process()
         texts = self._select("StringIds", "id", "value") if "StringIds" in self.tables else ()
         strings = {number: str(text) for number, text in texts}
@@ -100,12 +104,12 @@ class _Reader(TableBuilder):
         for column in sorted({"globalPid", "deviceId"} & self._columns_of(KERNELS)):
             query = f"SELECT COUNT(DISTINCT {column}) FROM {KERNELS}"  # noqa: S608 (names of our own)
             (count,) = self.database.execute(query).fetchone()
-            if count > 1:
-                raise trace_fault(
-                    self.path,
-                    f"kernels of {count} {'processes' if column == 'globalPid' else 'GPUs'}",
-                    "an export of one rank: nsys profile around each process, not torchrun",
-                )
+            refuse_trace(
+                count > 1,
+                self.path,
+                f"kernels of {count} {'processes' if column == 'globalPid' else 'GPUs'}",
+                "an export of one rank: nsys profile around each process, not torchrun",
+            )
 
     def _columns_of(self, table: str) -> set[str]:
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
@@ -120,8 +124,12 @@ class _Reader(TableBuilder):
         """Yield rows of a table in order of time."""
         if table not in self.tables:
             return
-        if not {"start", "end"} <= self._columns_of(table):
-            raise trace_fault(self.path, f"{table} without times", _ALLOWED)
+        refuse_trace(
+            not {"start", "end"} <= self._columns_of(table),
+            self.path,
+            f"{table} without times",
+            _ALLOWED,
+        )
         yield from self._select(table, *columns, order=' ORDER BY "start"')
 
     def _add(

@@ -21,7 +21,14 @@ from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, Swee
 from perfmodel.calibrate.readers.sweep_records import refuse, without_spikes
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.priors import DirectMeasurement
-from perfmodel.errors import Fault, InputError, TopologyError, allowed_names, raise_faults
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    TopologyError,
+    allowed_names,
+    raise_faults,
+    refuse_if,
+)
 from perfmodel.files import FileModel, collect_faults, load_document
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
@@ -263,14 +270,12 @@ def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, i
 def _sweep_of(measurement: Measurement, file: str) -> Sweep:
     """Return NCCL's rows of our own measurement, as a sweep."""
     rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in measurement.times("library"))
-    if measurement.backend != "nccl" or not rows:
-        raise InputError(
-            Fault(
-                "backend",
-                f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
-                "one of NCCL's own collective; fit others by themselves",
-            )
-        )
+    refuse_if(
+        measurement.backend != "nccl" or not rows,
+        "backend",
+        f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
+        "one of NCCL's own collective; fit others by themselves",
+    )
     hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
         op=measurement.collective,
@@ -386,16 +391,13 @@ def measure_links(
             notes.append(f"{matrix.test}: {reason}")
             continue
         for kind, ratio in _ratios(matrix, topology):
-            if ratio > LARGEST_RATIO:
-                raise InputError(
-                    Fault(
-                        "matrix",
-                        f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
-                        f"at most {LARGEST_RATIO:g} times: the machine that was measured "
-                        "(--topology)",
-                        matrix.file,
-                    )
-                )
+            refuse_if(
+                ratio > LARGEST_RATIO,
+                "matrix",
+                f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
+                f"at most {LARGEST_RATIO:g} times: the machine that was measured (--topology)",
+                matrix.file,
+            )
             ratios.setdefault(kind, []).append(ratio)
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
     if not direct:

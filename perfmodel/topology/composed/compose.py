@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import collect_faults
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
@@ -132,12 +132,13 @@ def _change_access(host: PartedHost, section: NodeSection) -> PartedHost:
         host = host.with_node(gpu_p2p=section.p2p, staging=None)
     if section.gpudirect is not None:
         ports = {host.node.links[spec.port].network_kind for spec in host.node.nodes if spec.port}
-        if not ports:
-            raise InputError(Fault("gpudirect", "no NIC", "nothing, or a NIC beside it"))
-        if section.gpudirect and "tcp" in ports:
-            raise InputError(
-                Fault("gpudirect", "on", "off with NICs of kind tcp: sockets copy from host memory")
-            )
+        refuse_if(not ports, "gpudirect", "no NIC", "nothing, or a NIC beside it")
+        refuse_if(
+            section.gpudirect and "tcp" in ports,
+            "gpudirect",
+            "on",
+            "off with NICs of kind tcp: sockets copy from host memory",
+        )
         host = host.with_node(gpudirect_rdma=section.gpudirect)
     node = host.node
     staged = not node.gpu_p2p or (host.names("nic") and not node.gpudirect_rdma)

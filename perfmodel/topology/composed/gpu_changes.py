@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
@@ -63,14 +63,12 @@ def change_count(host: PartedHost, count: int) -> PartedHost:
     Raises `InputError`: more than its template has.
     """
     gpus = host.names("gpu")
-    if count > len(gpus):
-        raise InputError(
-            Fault(
-                "gpus",
-                str(count),
-                f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`",
-            )
-        )
+    refuse_if(
+        count > len(gpus),
+        "gpus",
+        str(count),
+        f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`",
+    )
     return host if count == len(gpus) else host.without(gpus[count:]).with_node(graphs=())
 
 
@@ -197,10 +195,12 @@ def _read_nvlink(text: str) -> IntraText:
     stated = (intra.layout, intra.generation, intra.lanes, intra.shared_lanes, intra.lane_Bps)
     plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
     unread = not plain and unread_words(nvlink_words(text).replace(",", " "), "nvlink")
-    if unread or _BITS.search(text) or (not plain and all(each is None for each in stated)):
-        raise InputError(
-            Fault("nvlink", repr(text), "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'")
-        )
+    refuse_if(
+        unread or _BITS.search(text) or (not plain and all(each is None for each in stated)),
+        "nvlink",
+        repr(text),
+        "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'",
+    )
     return intra
 
 
@@ -233,8 +233,9 @@ def _layout(
 ) -> Layout:
     """How NVLinks join the GPUs: as stated, as in the template, or as is usual."""
     current, stated = layout_of(host), None if intra is None else intra.layout
-    if switch and stated not in {None, "nvswitch"}:
-        raise InputError(Fault("nvswitch", "on", f"off beside nvlink: {text}"))
+    refuse_if(
+        switch and stated not in {None, "nvswitch"}, "nvswitch", "on", f"off beside nvlink: {text}"
+    )
     if switch:
         return "nvswitch"
     if stated is not None:

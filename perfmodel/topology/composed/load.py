@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
 from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
 from perfmodel.topology.templates.load import check_template, find_template
@@ -57,20 +57,17 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
                 else Fault(field, f"{machine!r}: {fault.field} {fault.found}", fault.allowed)
                 for fault in error.faults
             ) from None
-    if machine.lower().endswith(GRAPH_SUFFIXES):
-        raise InputError(
-            Fault(
-                field,
-                repr(machine),
-                "a node; a graph is a whole machine: `cluster.graph`, or `perfmodel.topology`",
-            )
-        )
+    refuse_if(
+        machine.lower().endswith(GRAPH_SUFFIXES),
+        field,
+        repr(machine),
+        "a node; a graph is a whole machine: `cluster.graph`, or `perfmodel.topology`",
+    )
     path = find_template(machine, field)
     document = read_yaml(path)
     if not is_composed(document):
         return check_template(document, path)
-    if path.resolve() in chain:
-        raise InputError(Fault(field, repr(machine), "a node that does not extend itself"))
+    refuse_if(path.resolve() in chain, field, repr(machine), "a node that does not extend itself")
     return _load_file(document, path, (*chain, path.resolve()))
 
 

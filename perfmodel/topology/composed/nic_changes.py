@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.scenario.sections.cluster import NicSection
 from perfmodel.topology.composed.tree_changes import PartedHost, spread_evenly
@@ -99,8 +99,7 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     counts.append(int(leading[1]) if leading else None)
     usual = 1 if field == "nic" and section.per_socket is None else None
     count = next((each for each in counts if each is not None), usual)
-    if count == 0:
-        raise InputError(Fault(f"{field}.text", repr(section.text), "one NIC or more"))
+    refuse_if(count == 0, f"{field}.text", repr(section.text), "one NIC or more")
     kinds = (each.kind for each in read.values() if each.kind)
     return StatedNics(section, count, next(kinds, None), rate_Bps or carried_Bps, slot)
 
@@ -122,8 +121,7 @@ def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText |
     except InputError as error:
         faults += [Fault(field, fault.found, fault.allowed) for fault in error.faults]
         return None
-    if read.kind is None:
-        faults.append(Fault(field, repr(text), allowed))
+    faults += failed((read.kind is None, field, repr(text), allowed))
     return replace(read, kind=None) if bare else read
 
 

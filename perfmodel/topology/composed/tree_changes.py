@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import validate_document
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
@@ -28,18 +28,18 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
     """
     generation, lanes = slot
     newest = int(host.part.pcie.removeprefix("pcie"))
-    if host.part.c2c is not None:
-        raise InputError(
-            Fault(
-                "pcie",
-                f"gen{generation}",
-                "nothing: its GPUs are joined to their CPUs by NVLink-C2C",
-            )
-        )
-    if generation > newest:
-        raise InputError(
-            Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
-        )
+    refuse_if(
+        host.part.c2c is not None,
+        "pcie",
+        f"gen{generation}",
+        "nothing: its GPUs are joined to their CPUs by NVLink-C2C",
+    )
+    refuse_if(
+        generation > newest,
+        "pcie",
+        f"gen{generation}",
+        f"at most gen{newest}, as {host.node.gpu} has",
+    )
     host = _with_slot(host, _slots_of(host, "gpu"), generation, lanes)
     kind = hardware_parts().cpus.get(
         (cpu or "").lower(), hardware_parts().cpus[host.node.cpu or host.part.cpu]

@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.fabric.clos import Rails, plugged
 
 if TYPE_CHECKING:
@@ -131,14 +131,12 @@ def plug_in(
     nics = len(rails)
     each = ports or math.ceil(hosts / routers) * nics
     each -= each % nics if nics <= each else 0  # whole hosts
-    if hosts * nics > each * routers:
-        raise InputError(
-            Fault(
-                "fabric.hosts_per_router",
-                f"{hosts * nics} NICs",
-                f"at most {each * routers}: {each} at each of {routers} routers",
-            )
-        )
+    refuse_if(
+        hosts * nics > each * routers,
+        "fabric.hosts_per_router",
+        f"{hosts * nics} NICs",
+        f"at most {each * routers}: {each} at each of {routers} routers",
+    )
     leaf_of = [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)]
     graph = plugged(hosts, leaf_of, map(str, network), **network.graph)
     graph.update(network)

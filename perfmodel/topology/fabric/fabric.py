@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import (
     data_folder,
     find_file,
@@ -112,16 +112,14 @@ def _read(path: Path) -> FabricFile:
     file = validate_document(FabricFile, document, str(path))
     fields = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
-    if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
-        raise InputError(
-            Fault(
-                "fabric.hosts",
-                "them" if file.fabric.hosts else "none",
-                "hosts of a listed fabric, and of no other",
-                str(path),
-                line_of(document, ["fabric"]),
-            )
-        )
+    refuse_if(
+        (file.fabric.kind == "listed") != (file.fabric.hosts is not None),
+        "fabric.hosts",
+        "them" if file.fabric.hosts else "none",
+        "hosts of a listed fabric, and of no other",
+        str(path),
+        line_of(document, ["fabric"]),
+    )
     faults = [
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
         for name in sorted(fields - set(file.sources))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, describe_type, raise_faults
+from perfmodel.errors import Fault, InputError, describe_type, raise_faults, refuse_if
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -117,14 +117,12 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
     joined.add_node(leaves[0])
     reached = [leaves[0], *(name for _, name in nx.bfs_edges(joined, leaves[0]))]
     unreachable = next((leaf for leaf in leaves if leaf not in set(reached)), None)
-    if unreachable is not None:
-        raise InputError(
-            Fault(
-                "fabric.trunks",
-                f"no cables from {leaves[0]} to {unreachable}",
-                "switches that are joined",
-            )
-        )
+    refuse_if(
+        unreachable is not None,
+        "fabric.trunks",
+        f"no cables from {leaves[0]} to {unreachable}",
+        "switches that are joined",
+    )
     place = {name: at for at, name in enumerate(dict.fromkeys((*leaves, *reached)))}
     leaf_of = [[place[leaf] for leaf in row.leaves] for row in rows]
     notes = [f"assumption: the first {hosts} of {len(listed)} hosts of the fabric"]

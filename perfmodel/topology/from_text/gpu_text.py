@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from perfmodel.errors import Fault, InputError, allowed_names, nearest, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, nearest, raise_faults, refuse_if
 from perfmodel.topology.from_text.grammar import read_phrases, unread_words
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, gpu_spec, load_gpu
@@ -186,14 +186,12 @@ def read_stated_gpu(text: str) -> NamedGpu:
     named = read_gpu(_family_first(text))
     phrases = read_phrases(text)
     unread = unread_words(text, "gpus")
-    if unread:
-        raise InputError(
-            Fault(
-                "gpu",
-                repr(unread),
-                f"words on {named.part.spelled.upper()} alone: its form and memory",
-            )
-        )
+    refuse_if(
+        unread,
+        "gpu",
+        repr(unread),
+        f"words on {named.part.spelled.upper()} alone: its form and memory",
+    )
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
     form, memory, maker = (words.get(name, "").lower() for name in ("form", "memory", "maker"))
     stated_GB = int(re.sub(r"\D", "", memory) or part.memory)

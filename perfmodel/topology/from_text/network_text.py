@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.grammar import nic_rate, read_phrases, unread_words
 from perfmodel.topology.from_text.parts import Layout, hardware_parts
 from perfmodel.topology.model import NetworkKind
@@ -81,14 +81,12 @@ def read_network(
     )
     kind = _kind_in_use(stated, env or {}) or (None if text is None else usual)
     silent = re.fullmatch(r"\W*(none|no network|nan)?\W*", folded)
-    if kind is None and read_nvlink_domain(folded) is None and not silent:
-        raise InputError(
-            Fault(
-                "network",
-                repr(text),
-                "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling",
-            )
-        )
+    refuse_if(
+        kind is None and read_nvlink_domain(folded) is None and not silent,
+        "network",
+        repr(text),
+        "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling",
+    )
     nics, nic_Bps, source = _rate(text or "")
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
     return NetworkText(

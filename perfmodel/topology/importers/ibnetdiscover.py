@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
@@ -128,16 +128,16 @@ def _blocks(text: str, file: str) -> _Listing:
                 faults.append(Fault("port", repr(line[:50]), allowed, file, number))
                 continue
             cable = (port[2].lower(), int(port[3]), _rate(port[4]))
-            if block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2]:
-                faults.append(
-                    Fault(
-                        "port",
-                        f"port {port[1]} again, to another device",
-                        "each port once",
-                        file,
-                        number,
-                    )
-                )
+            faults += failed(
+                (
+                    block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2],
+                    "port",
+                    f"port {port[1]} again, to another device",
+                    "each port once",
+                ),
+                file=file,
+                line=number,
+            )
     faults = faults or list(_cable_faults(blocks, file))
     raise_faults(faults[:20])
     return _Listing(blocks, _cables_of_one_end(blocks))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.files.pasted_text import (
     clean_characters,
     clean_lines,
@@ -96,15 +96,13 @@ def import_file(
     """
     text = read_content(path)
     kind = kind_of(text, str(path))
-    if kind == "nccl-graph":
-        raise InputError(
-            Fault(
-                "file",
-                "an NCCL graph (channels): it does not say what joins the devices",
-                "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph",
-                str(path),
-            )
-        )
+    refuse_if(
+        kind == "nccl-graph",
+        "file",
+        "an NCCL graph (channels): it does not say what joins the devices",
+        "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph",
+        str(path),
+    )
     if kind == "ibnetdiscover":
         options = {"gpu": gpu, "template": template, "graph": graph}
         stated = {name: str(value) for name, value in options.items() if value is not None}
@@ -241,10 +239,13 @@ def _with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     Raises `InputError`: no graph, or one that names devices the host has not.
     """
     file, node, text = str(path), imported.node(), read_content(path)
-    if (kind := kind_of(text, file)) != "nccl-graph":
-        raise InputError(
-            Fault("graph", f"a file of kind {kind}", "an NCCL graph (root element 'graphs')", file)
-        )
+    refuse_if(
+        (kind := kind_of(text, file)) != "nccl-graph",
+        "graph",
+        f"a file of kind {kind}",
+        "an NCCL graph (root element 'graphs')",
+        file,
+    )
     root, _ = parse_xml(text, file)
     devices = {kind: device_names(node, kind) for kind in ("gpu", "nic")}
     faults: list[Fault] = []
@@ -288,8 +289,9 @@ def _graph(
 def _channel(channel: Element, devices: _Devices, file: str, faults: list[Fault]) -> dict[str, Any]:
     gpus = [_device(gpu, "gpu", devices, file, faults) for gpu in channel.all("gpu")]
     nets = [_device(net, "nic", devices, file, faults) for net in channel.all("net")]
-    if not gpus:
-        faults.append(Fault("channel", "no GPU", "the GPUs it passes", file, channel.line))
+    faults += failed(
+        (not gpus, "channel", "no GPU", "the GPUs it passes"), file=file, line=channel.line
+    )
     ends = {"enter": nets[0], "leave": nets[-1]} if nets else {}
     return {"gpus": [gpu for gpu in gpus if gpu], **ends}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
@@ -108,13 +108,20 @@ def read_domains(root: Element, file: str) -> list[Domain]:
             )
         )
     faults: list[Fault] = []
-    if root.get("version") not in {None, "1"}:
-        faults.append(
-            Fault("system", f"version {root.get('version')!r}", "version 1", file, root.line)
-        )
+    faults += failed(
+        (
+            root.get("version") not in {None, "1"},
+            "system",
+            f"version {root.get('version')!r}",
+            "version 1",
+        ),
+        file=file,
+        line=root.line,
+    )
     domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
-    if not domains:
-        faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
+    faults += failed(
+        (not domains, "system", "no cpu element", "one per NUMA domain"), file=file, line=root.line
+    )
     faults += _number_faults(root, domains, file)
     by_bus: dict[str, Device] = {}
     for device in (each for domain in domains for each in domain.walk() if each.busid):
@@ -157,8 +164,7 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
     number = _integer(cpu, "numaid", file, faults, default=at)
-    if number < 0:
-        faults.append(Fault("cpu.numaid", str(number), "0 or more", file, cpu.line))
+    faults += failed((number < 0, "cpu.numaid", str(number), "0 or more"), file=file, line=cpu.line)
     vendor = cpu.get("vendor") or {"arm64": "ARM", "ppc64": "IBM"}.get(cpu.get("arch") or "", "")
     family, model = (
         _integer(cpu, name, file, faults, default=0) if vendor else 0

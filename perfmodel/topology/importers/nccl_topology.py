@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Board, join_gpus, usual_layout, wire_nvlinks
 from perfmodel.topology.from_text.network_text import read_intra
@@ -323,16 +323,14 @@ def _check_totals(
     part = host.part
     for at in sorted(lines):
         total = switched.get(at, 0) + sum(n for (a, _), n in between.items() if a == at)
-        if total > part.lanes:
-            raise InputError(
-                Fault(
-                    "nvlink.count",
-                    f"{total} NVLinks of gpu{at}",
-                    f"at most {part.lanes}: {part.spelled.upper()} {part.form.upper()}",
-                    host.file,
-                    lines[at],
-                )
-            )
+        refuse_if(
+            total > part.lanes,
+            "nvlink.count",
+            f"{total} NVLinks of gpu{at}",
+            f"at most {part.lanes}: {part.spelled.upper()} {part.form.upper()}",
+            host.file,
+            lines[at],
+        )
     most = max(switched.values(), default=0)
     fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
     if fewer:

@@ -15,7 +15,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.layouts import usual_domains, wire_nvlinks
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
@@ -220,15 +220,13 @@ def _gpu(
     if text is not None:
         named = read_gpu(text, intra)
         for other, field in ((matrix.gpu, "the file"), (node and node.gpu, "--template")):
-            if other and read_gpu(other).part.spelled != named.part.spelled:
-                raise InputError(
-                    Fault(
-                        "gpu",
-                        f"{text!r}, where {field} has {other!r}",
-                        "one and the same model",
-                        file,
-                    )
-                )
+            refuse_if(
+                other and read_gpu(other).part.spelled != named.part.spelled,
+                "gpu",
+                f"{text!r}, where {field} has {other!r}",
+                "one and the same model",
+                file,
+            )
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
         named = read_gpu(Path(file).stem, intra)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from xml.parsers import expat
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 
 DEEPEST = 64
 MOST_ELEMENTS = 200_000
@@ -69,15 +69,13 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     Raises `InputError`: not well formed (as a truncated file is), a document type or entities
     (which can make a small file huge), too deep, or too many elements.
     """
-    if len(text) > LARGEST_XML:
-        raise InputError(
-            Fault(
-                "file",
-                f"XML of {len(text) / 2**20:.0f} MiB",
-                f"at most {LARGEST_XML // 2**20} MiB",
-                file,
-            )
-        )
+    refuse_if(
+        len(text) > LARGEST_XML,
+        "file",
+        f"XML of {len(text) / 2**20:.0f} MiB",
+        f"at most {LARGEST_XML // 2**20} MiB",
+        file,
+    )
     document, comments, elements = Element("", {}, 0), list[str](), count(1)
     begun = [document]
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.

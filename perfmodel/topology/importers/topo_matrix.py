@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
@@ -47,28 +47,24 @@ def matrix_of(text: str, file: str) -> Matrix:
     """Parse the table, its legend, and lines of ``nvidia-smi -L`` beside it."""
     lines = text.splitlines()
     tables = [table for table in tables_of(lines) if not _is_status(table)]
-    if not tables:
-        raise InputError(
-            Fault(
-                "header",
-                "no line of device names that begins with GPU0",
-                "the table whole, as nvidia-smi topo -m prints it",
-                file,
-            )
-        )
+    refuse_if(
+        not tables,
+        "header",
+        "no line of device names that begins with GPU0",
+        "the table whole, as nvidia-smi topo -m prints it",
+        file,
+    )
     table = tables[0]
     cells, notes = _checked(table, file)
     for other in tables[1:]:
-        if other.devices != table.devices or _checked(other, file)[0] != cells:
-            raise InputError(
-                Fault(
-                    "table",
-                    "another table",
-                    f"the table of one host (the first begins on line {table.line})",
-                    file,
-                    other.line,
-                )
-            )
+        refuse_if(
+            other.devices != table.devices or _checked(other, file)[0] != cells,
+            "table",
+            "another table",
+            f"the table of one host (the first begins on line {table.line})",
+            file,
+            other.line,
+        )
     return Matrix(
         table.devices,
         cells,

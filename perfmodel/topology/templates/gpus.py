@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.read import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
@@ -426,12 +426,12 @@ def limit_power(gpu: Gpu, limit_W: float | None) -> Gpu:
             )
         )
     least_W = _constants()["least_share"]["value"] * gpu.power_W
-    if not least_W <= limit_W <= gpu.power_W:
-        raise InputError(
-            Fault(
-                "power_limit", f"{limit_W:g} W", f"{least_W:g} to {gpu.power_W:g} W on a {gpu.name}"
-            )
-        )
+    refuse_if(
+        not least_W <= limit_W <= gpu.power_W,
+        "power_limit",
+        f"{limit_W:g} W",
+        f"{least_W:g} to {gpu.power_W:g} W on a {gpu.name}",
+    )
     rate = rate_at(limit_W / gpu.power_W, gpu.generation)
     return replace(
         gpu,

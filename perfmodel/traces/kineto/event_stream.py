@@ -57,6 +57,12 @@ def trace_fault(path: Path, text: str, allowed: str = _ALLOWED) -> InputError:
     return InputError(Fault("trace", text, allowed, str(path)))
 
 
+def refuse_trace(fails: object, path: Path, text: str, allowed: str = _ALLOWED) -> None:
+    """Raise what is wrong with a file where a check of it fails."""
+    if fails:
+        raise trace_fault(path, text, allowed)
+
+
 def opened(path: Path) -> IO[bytes]:
     """Open a file, decompressed if it is packed by gzip, whatever its name says."""
     with path.open("rb") as file:
@@ -80,13 +86,16 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             first = file.read(PIECE_BYTES)
             pieces = chain([first], iter(partial(file.read, PIECE_BYTES), b""))
-            foreign = {kind for magic, kind in _FOREIGN.items() if first.startswith(magic)}
-            if foreign or not first:
-                raise trace_fault(path, foreign.pop() if foreign else "an empty file")
+            kinds = (kind for magic, kind in _FOREIGN.items() if first.startswith(magic))
+            foreign = next(kinds, "" if first else "an empty file")
+            refuse_trace(foreign, path, foreign)
             for text in inflate(pieces) if first.startswith(GZIP) else pieces:
                 grown += len(text)
-                if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * file.tell()):
-                    raise trace_fault(path, f"gzip that grows more than {BOMB_RATIO} times")
+                refuse_trace(
+                    grown > max(BOMB_FROM_BYTES, BOMB_RATIO * file.tell()),
+                    path,
+                    f"gzip that grows more than {BOMB_RATIO} times",
+                )
                 yield text
     except GzipError as error:
         raise trace_fault(path, str(error)) from None
@@ -139,12 +148,14 @@ class _Text:
         while True:
             with suppress(json.JSONDecodeError):
                 return self._parse(member)
-            if self.ended:
-                raise trace_fault(
-                    self.path, f"{member} that is cut off or no JSON", "a whole trace"
-                )
-            if len(self.text) - self.at > LARGEST_MEMBER:
-                raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
+            refuse_trace(
+                self.ended, self.path, f"{member} that is cut off or no JSON", "a whole trace"
+            )
+            refuse_trace(
+                len(self.text) - self.at > LARGEST_MEMBER,
+                self.path,
+                f"{member} that is no JSON, or more than {size} of it",
+            )
             self.grow()
 
     def many(self) -> list[Any]:
@@ -209,8 +220,7 @@ def read_events(
             header[key] = text.value(f"member {key[:40]!r}")
         if text.take(",}") == "}":
             break
-    if not has_events:
-        raise trace_fault(path, _describe(header))
+    refuse_trace(not has_events, path, _describe(header))
 
 
 def _events(text: _Text) -> Iterator[dict[str, Any]]:
@@ -227,8 +237,9 @@ def _events(text: _Text) -> Iterator[dict[str, Any]]:
                 raise trace_fault(text.path, f"event {number} that is no object")
             yield event
             number += 1
-        if number > MOST_EVENTS:
-            raise trace_fault(text.path, f"more than {MOST_EVENTS:,} events", "fewer steps")
+        refuse_trace(
+            number > MOST_EVENTS, text.path, f"more than {MOST_EVENTS:,} events", "fewer steps"
+        )
         if not many and text.take(",]") == "]":
             return
 

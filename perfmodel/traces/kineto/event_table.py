@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.garbage import no_collections
-from perfmodel.traces.kineto.event_stream import read_events, trace_fault
+from perfmodel.traces.kineto.event_stream import read_events, refuse_trace, trace_fault
 
 MICROSECOND_S = 1e-6
 
@@ -206,8 +206,7 @@ def read_table(path: Path) -> EventTable:
         for event in read_events(path, header):
             builder.add(event)
             count += 1
-    if not count:
-        raise trace_fault(path, "no events")
+    refuse_trace(not count, path, "no events")
     if not builder.times["op"] and not builder.times["device"]:
         kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
         raise trace_fault(path, f"a trace of another program ({kinds})")

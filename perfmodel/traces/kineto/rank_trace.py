@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.traces.kineto.collective_calls import read_calls
-from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.kineto.event_stream import refuse_trace
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
 from perfmodel.traces.kineto.gradient_buckets import (
     copied_sizes,
@@ -151,10 +151,9 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
         for part, shape in zip(parts, shapes, strict=True)
         if shape == usual and len(part.work) > 0
     ]
-    if not usable:
-        raise trace_fault(
-            path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
-        )
+    refuse_trace(
+        not usable, path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
+    )
     kept = {part.window for part in usable}
     odd = ", ".join(part.window.name for part in parts if part.window not in kept)
     return usable, [f"left out, as they have other layers: {odd}"] if odd else []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.traces.kineto.collective_calls import communication_mask, first_tensor
-from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.kineto.event_stream import refuse_trace
 from perfmodel.traces.kineto.event_table import BACKENDS, MODULE, Events, EventTable
 from perfmodel.traces.model import Call, Gradient, TracedLayer
 
@@ -361,12 +361,12 @@ def find_windows(table: EventTable) -> tuple[tuple[Window, ...], str]:
     Raises `InputError`: no backward pass in the trace.
     """
     gradients = table.chosen(table.owners, ACCUMULATE)
-    if not len(gradients):
-        raise trace_fault(
-            table.path,
-            "no backward pass that ends in gradients",
-            "a trace of training: forward, backward and what follows, with CPU activity",
-        )
+    refuse_trace(
+        not len(gradients),
+        table.path,
+        "no backward pass that ends in gradients",
+        "a trace of training: forward, backward and what follows, with CPU activity",
+    )
     optimizer = table.chosen(table.marks, "Optimizer.step#").end.tolist()
     windows, source = _marked(table), "ProfilerStep"
     if not windows:
@@ -374,8 +374,7 @@ def find_windows(table: EventTable) -> tuple[tuple[Window, ...], str]:
     if not windows:
         windows, source = _between_passes(table), "the order of forward and backward"
     chosen = tuple(window for window in windows if np.any(window.holds(gradients.start)))
-    if not chosen:
-        raise trace_fault(table.path, "no whole step", "a trace with one whole step at least")
+    refuse_trace(not chosen, table.path, "no whole step", "a trace with one whole step at least")
     return chosen, source
 
 

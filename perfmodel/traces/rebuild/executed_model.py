@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.kineto.event_stream import refuse_trace, trace_fault
 from perfmodel.traces.rebuild.executed_operations import (
     ExecutedNodes,
     Operation,
@@ -90,8 +90,7 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
     step = min(nodes.beginning(OPTIMIZER), default=None)
     end = math.inf if step is None else step
     forward = [each for each in nodes.operations if each.number < end and _is_forward(nodes, each)]
-    if not forward:
-        raise trace_fault(path, "no operator of forward that is known", HOW)
+    refuse_trace(not forward, path, "no operator of forward that is known", HOW)
     sharding = sharding_of(nodes, end)
     if sharding.version:
         forward = in_units(nodes, forward, sharding.version)
@@ -101,8 +100,12 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
     found = Counter() if sharding.version == 1 else trained.copy()  # 1 has those of flat units
     once = [each for each in forward if each.number < first_backward]
     layered = [each for each in _with_parameters(once, found) if each[1] or _matrix(each[0], 1)]
-    if not any(parameters for _, parameters in layered):
-        raise trace_fault(path, "no operator of forward that reads a parameter", HOW)
+    refuse_trace(
+        not any(parameters for _, parameters in layered),
+        path,
+        "no operator of forward that reads a parameter",
+        HOW,
+    )
     samples = batch or _samples(layered)
     layers, parameters = _as_documents(layered, samples)
     if sharding.casts:  # which forward reads in another precision than they have

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
@@ -72,16 +72,14 @@ def draft_scenario(
     Raises `InputError`: collectives of training that one rank's layers do not describe.
     """
     operations, source = {each.op for each in trace.collectives}, trace.path.name
-    if others := sorted(operations - SHARDED):
-        raise InputError(
-            Fault(
-                "trace",
-                ", ".join(others),
-                "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
-                "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)",
-                str(trace.path),
-            )
-        )
+    refuse_if(
+        others := sorted(operations - SHARDED),
+        "trace",
+        ", ".join(others),
+        "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
+        "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)",
+        str(trace.path),
+    )
     is_sharded = "reduce_scatter" in operations
     op = "reduce_scatter" if is_sharded else "all_reduce"
     strategy: dict[str, Any] = {"kind": "ddp"}

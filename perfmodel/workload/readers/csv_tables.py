@@ -169,8 +169,9 @@ def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
         header_faults = _header_faults(table.columns, sized=sized)
         if header_faults:
             raise InputError(header_faults).located(str(path), table.line)
-        if not table.records:
-            faults.append(Fault("file", "no rows", "a row per parameter", str(path)))
+        faults += failed(
+            (not table.records, "file", "no rows", "a row per parameter"), file=str(path)
+        )
     rows = [_parse_row(RowReader(record, faults)) for record in table.records]
     faults += _repeated_faults(rows, str(path))
     raise_faults(sorted(faults, key=lambda fault: fault.line or 0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import Fault, allowed_names, raise_faults
+from perfmodel.errors import Fault, allowed_names, failed, raise_faults
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import measured_factors
@@ -135,8 +135,9 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
         measured.append(
             _MeasuredTimes(layer.name, layer.forward or 0.0, layer.backward or 0.0, line)
         )
-    if not spec.layers:
-        faults.append(Fault("layers", "nothing", "the time of each layer", str(path)))
+    faults += failed(
+        (not spec.layers, "layers", "nothing", "the time of each layer"), file=str(path)
+    )
     raise_faults(faults)
     return spec, measured
 
