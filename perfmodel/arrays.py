@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -124,3 +124,34 @@ def round_bits(values: FloatArray) -> FloatArray:
     mantissa, exponent = np.frexp(values)
     rounded: FloatArray = np.ldexp(np.rint(np.ldexp(mantissa, KEPT_BITS)), exponent - KEPT_BITS)
     return rounded
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""Odd number by which SplitMix64 counts."""
+_STEPS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+
+
+def mix(*columns: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """Hash of each row of some columns, of 64 bits.
+
+    Source of the mixing: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    hashes = np.zeros(len(columns[0]), dtype=np.uint64)
+    parts = [part for column in columns for part in np.atleast_2d(column.T)]
+    for rows in parts_of(len(hashes)):
+        _mix_into(hashes[rows], [values[rows] for values in parts])
+    return hashes
+
+
+def _mix_into(hashes: NDArray[np.uint64], columns: Iterable[NDArray[np.generic]]) -> None:
+    shifted = np.empty_like(hashes)
+    for values in columns:
+        hashes += np.ascontiguousarray(values).view(np.uint64)
+        hashes += GOLDEN
+        for shift, factor in _STEPS:
+            hashes ^= np.right_shift(hashes, shift, out=shifted)
+            hashes *= factor
+        hashes ^= np.right_shift(hashes, np.uint64(31), out=shifted)

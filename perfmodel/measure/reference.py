@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import GOLDEN, mix
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import must_hold
 from perfmodel.errors import DataMismatch
@@ -85,9 +86,11 @@ def make_windows(schedule: Schedule) -> list[Window]:
     """
     longest = int(np.diff(_bounds(schedule, None)).max())
     width = max(1, WINDOW_ELEMENTS // (schedule.ranks * len(schedule.chunk_bytes)))
-    begins: Sequence[int] = range(0, max(longest, 1), width)
-    if longest > width * MOST_WINDOWS:
-        begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
+    begins: Sequence[int] = (
+        np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
+        if longest > width * MOST_WINDOWS
+        else range(0, max(longest, 1), width)
+    )
     return [Window(begin, min(begin + width, longest)) for begin in begins]
 
 
@@ -130,20 +133,12 @@ def make_numbers(dtype: str, ranks: int, rank: int, place: slice) -> Array:
     numbers are whole and so small that every partial sum is exact, so they are compared with ==.
     """
     index = np.arange(place.start, place.stop, dtype=np.uint64)
-    mixed = _mix_bits(index + (np.uint64(rank) << np.uint64(48)))
+    mixed = mix((index + (np.uint64(rank) << np.uint64(48))) * GOLDEN)
     if dtype in {"int32", "int64"}:
         return mixed.astype(dtype)
     # 8 and 11 bits of significand: whole numbers are exact up to 2^8 and 2^11.
     most = max(1, {"bfloat16": 1 << 8, "float16": 1 << 11}.get(dtype, 1 << 24) // ranks)
     return (mixed % np.uint64(2 * most + 1)).astype(np.int32) - np.int32(most)
-
-
-def _mix_bits(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Random bits of a counter: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, figure 16)."""
-    bits = (count + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
 def make_starting_data(schedule: Schedule, dtype: str, window: Window) -> list[Array]:

@@ -7,7 +7,7 @@ both are found once for each shape, and the two are joined at the roots.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from perfmodel.arrays import (
     FloatArray,
     IntArray,
     first_of_each,
+    mix,
     parts_of,
     stable_order,
 )
@@ -78,34 +79,7 @@ def classify(hashes: Hashes) -> EdgeClasses:
     return EdgeClasses(of, np.concatenate([sample, others[first]]))
 
 
-def mix(*columns: NDArray[np.generic]) -> Hashes:
-    """Hash of each row of some columns, of 64 bits.
-
-    Source of the mixing: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
-    """
-    hashes = np.zeros(len(columns[0]), dtype=np.uint64)
-    parts = [part for column in columns for part in np.atleast_2d(column.T)]
-    for rows in parts_of(len(hashes)):
-        _mix_into(hashes[rows], [values[rows] for values in parts])
-    return hashes
-
-
-def _mix_into(hashes: Hashes, columns: Iterable[NDArray[np.generic]]) -> None:
-    shifted = np.empty_like(hashes)
-    for values in columns:
-        hashes += np.ascontiguousarray(values).view(np.uint64)
-        hashes += np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in _STEPS:
-            hashes ^= np.right_shift(hashes, shift, out=shifted)
-            hashes *= factor
-        hashes ^= np.right_shift(hashes, np.uint64(31), out=shifted)
-
-
 _LAST_BITS = np.uint64(4 * SMALL_TABLE - 1)
-_STEPS = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
 
 
 # ---------------------------------------------------------------- heaviest paths

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
+from perfmodel.arrays import FloatArray, IntArray, mix
+from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify
 from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
 

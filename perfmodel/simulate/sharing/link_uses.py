@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray, parts_of
+from perfmodel.arrays import FloatArray, IntArray, mix, parts_of
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
+from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify
 from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
 USES_AT_ONCE = 1 << 17

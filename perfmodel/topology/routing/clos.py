@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import mix
+
 Ints = NDArray[np.int64]
 
 
@@ -119,13 +121,5 @@ def places(leaf_of: Ints) -> Ints:
 
 def hashed(src: Ints, dst: Ints, flow: Ints) -> NDArray[np.uint64]:
     """64 well-mixed bits per flow (SplitMix64, Steele, Lea and Flood, OOPSLA 2014, figure 17)."""
-    state = np.zeros(np.broadcast_shapes(src.shape, dst.shape, flow.shape), dtype=np.uint64)
-    for part in (src, dst, flow):
-        state = _mix(state + part.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return state
-
-
-def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    columns = np.broadcast_arrays(src, dst, flow)
+    return mix(*(column.ravel() for column in columns)).reshape(columns[0].shape)
