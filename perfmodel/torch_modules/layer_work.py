@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.memo import grouped
@@ -12,6 +11,7 @@ from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
+from perfmodel.workload.model import Kept
 from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
@@ -19,16 +19,6 @@ WIDE, HALF = 4, 2
 """Bytes of an element in fp32, and in half precision."""
 ITEM_BYTES = {"float64": 8, "bfloat16": HALF, "float16": HALF}
 """Of real numbers that are no fp32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Elements and bytes that a layer keeps, of the whole batch (fields as of `Layer`)."""
-
-    saved_elements: float
-    stream_elements: float
-    copied_elements: float
-    saved_bytes: float
 
 
 NUMBER_BYTES = 16
@@ -42,14 +32,14 @@ def kept_by_layers(
     narrow: tuple[Sequence[LayerGroup], StepTrace] | None,
     autocast: tuple[Sequence[LayerGroup], StepTrace] | None,
 ) -> list[Kept]:
-    """Return what each layer keeps.
+    """Return what each layer keeps of the whole batch.
 
     `wide`, `narrow`, `autocast`: the step in fp32, in bf16 and under autocast, with its layers;
     without the others real numbers are taken to be as narrow as the compute.
     """
     if narrow is None or autocast is None:
         return [
-            Kept(elements, 0.0, 0.0, nbytes)
+            Kept(elements, saved_bytes=nbytes)
             for elements, nbytes in _sums(groups, wide, _elements_and_bytes)
         ]
     names = [group.name for group in groups]
@@ -72,7 +62,7 @@ def _as_copies(layer: Kept) -> Kept:
     """
     stream = layer.stream_elements
     return Kept(
-        layer.saved_elements + stream, 0.0, layer.copied_elements + stream, layer.saved_bytes
+        layer.saved_elements + stream, 0.0, layer.saved_bytes, layer.copied_elements + stream
     )
 
 
@@ -97,7 +87,7 @@ def _solve(wide: Sequence[float], narrow: Sequence[float], autocast: Sequence[fl
     fixed = max(0.0, wide[0] - WIDE * elements)
     stream = min(elements, max(0.0, (autocast[0] - autocast[1] - fixed) / WIDE))
     saved = elements - stream
-    return Kept(saved, stream, max(0.0, autocast[1] / HALF - saved), fixed)
+    return Kept(saved, stream, fixed, max(0.0, autocast[1] / HALF - saved))
 
 
 def _sums(

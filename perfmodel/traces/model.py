@@ -59,17 +59,32 @@ class TracedLayer:
     gradients: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedStep:
-    """A step of one rank: its time from its first work to that of the next step, cut into parts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Parts of the time of a step.
 
     `forward_s`, `backward_s`: of each layer, in the order of backward, with the gaps before its
         work; waiting for collectives left out of forward.
+    `copied_in_s`: for each layer, the part of `backward_s` that copies gradients into buckets.
     `exposed_s`: from the end of backward to that of the last bucket.
     `tail_s`: what is left: copies out of buckets, optimizer, the next batch.
-    `copied_in_s`: for each layer, the part of `backward_s` that copies gradients into buckets.
     `busy_s`: device at work.
     `launch_wait_s`: gaps in which the device waits for the host to launch something.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    copied_in_s: FloatArray
+    exposed_s: float
+    tail_s: float
+    busy_s: float
+    launch_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep(StepParts):
+    """A step of one rank: its time from its first work to that of the next step, cut into parts.
+
     `backward_end_s`: on the clock of the trace.
     `overlapped_s`: part of the time of backward in which a collective is in progress;
         `overlapped_work_s`: part of that in which the device works, too.
@@ -80,16 +95,9 @@ class TracedStep:
     name: str
     start_s: float
     length_s: float
-    forward_s: FloatArray
-    backward_s: FloatArray
-    copied_in_s: FloatArray
-    exposed_s: float
-    tail_s: float
     backward_end_s: float
     buckets: tuple[Call, ...]
     others: tuple[Call, ...]
-    busy_s: float
-    launch_wait_s: float
     overlapped_s: float
     overlapped_work_s: float
     waited_s: float = 0.0

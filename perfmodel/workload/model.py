@@ -117,12 +117,12 @@ class ParameterTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedKept:
-    """What a layer keeps for backward where a compiler makes one graph of both passes.
+class Kept:
+    """What a layer keeps for backward; the fields are those of `Layer` with the same names.
 
-    Such a compiler keeps fewer tensors: it computes again what costs memory traffic alone, unless a
-    matrix product reads it anyway (torch/_functorch/partitioners.py,
-    `min_cut_rematerialization_partition`). The fields are those of `Layer` with the same names.
+    A compiler that makes one graph of both passes keeps fewer tensors: it computes again what costs
+    memory traffic alone, unless a matrix product reads it anyway
+    (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`).
     """
 
     saved_elements: float = 0.0
@@ -204,7 +204,7 @@ class Layer:
         where the chains are not known, and nothing is taken to be saved.
     fused_kernels : int
         Kernels launched by forward in that case.
-    fused_kept : FusedKept, optional
+    fused_kept : Kept, optional
         Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
@@ -246,7 +246,7 @@ class Layer:
     wide_scores: bool = False
     capped_scores: bool = False
     dropout_apart: bool = False
-    fused_kept: FusedKept | None = None
+    fused_kept: Kept | None = None
     calls: tuple[LayerCall, ...] = ()
     output_elements: float = 0.0
     gradients: int = 2

@@ -18,7 +18,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.traces.kineto.gradient_buckets import union
 from perfmodel.traces.kineto.work import overlap_s
-from perfmodel.traces.model import Call, RankTrace, TracedStep
+from perfmodel.traces.model import Call, RankTrace, StepParts, TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,15 @@ class BucketTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """One step as the slowest rank runs it.
+class Profile(StepParts):
+    """One step as the slowest rank runs it, without what a collective in progress adds to layers.
 
-    `forward_s`, `backward_s`, `copied_in_s`: of each layer in the order of backward, without what a
-    collective in progress adds.
-    `tail_s`: after backward and exposed communication.
     `effective_slowdown`: of the time of backward beside collectives, gaps included.
     `gathers`: of sharded parameters; elements of one rank.
     `averages`: all-reduces beside the buckets: of shards, among the ranks that hold the same.
     `steps_s`: of each step the mean over ranks.
     """
 
-    forward_s: FloatArray
-    backward_s: FloatArray
-    copied_in_s: FloatArray
-    exposed_s: float
-    tail_s: float
     step_s: float
     steps_s: tuple[float, ...]
     slowdown: float | None
@@ -67,8 +59,6 @@ class Profile:
     buckets: tuple[BucketTimes, ...]
     gathers: tuple[BucketTimes, ...]
     averages: tuple[BucketTimes, ...]
-    busy_s: float
-    launch_wait_s: float
 
 
 def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:

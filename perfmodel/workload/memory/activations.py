@@ -21,7 +21,7 @@ from perfmodel.workload.memory.recompute import (
     remade_inputs,
     result_elements,
 )
-from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
+from perfmodel.workload.model import ITEM_BYTES, Kept, Layer, Workload
 
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
@@ -83,7 +83,7 @@ class _Keeping:
             + stated.saved_bytes
         )
 
-    def kept_of(self, layer: Layer) -> Layer | FusedKept:
+    def kept_of(self, layer: Layer) -> Layer | Kept:
         """What a layer states that it keeps, compiled or not."""
         return layer.fused_kept if self.compiled and layer.fused_kept is not None else layer
 

@@ -17,7 +17,7 @@ from perfmodel.workload.layer_calls import (
     row_calls,
     table_calls,
 )
-from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
+from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
@@ -261,7 +261,7 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         stream_elements=float(logits),
         kernels=4,
         calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(shape.vocabulary)),
-        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
+        fused_kept=Kept(float(shard.kept_tokens(s) * h + logits)),
     )
     return [transform, decoder]
 
@@ -342,7 +342,7 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
             fused_elements=float(ACTIVATION_PASSES * s * wide),
             saved_elements=float(read + (function.narrow - 1) * s * wide),
             stream_elements=float(function.wide * s * wide),
-            fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
+            fused_kept=None if function.kernels == 1 else Kept(float(read + s * wide)),
             kernels=1 + function.kernels,
             calls=column_calls(shard, s * h),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.model import FusedKept
+from perfmodel.workload.model import Kept
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
@@ -336,7 +336,7 @@ def projection(
         copied_elements=float((shared or shares_input) * kept_input),
         **normed_kept,
         # a norm's input, what products read, and what they put out where a norm follows
-        fused_kept=FusedKept(
+        fused_kept=Kept(
             float(
                 kept_input * begins
                 + (3 * gated + 2 * activated) * s * inputs

@@ -17,7 +17,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
+from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
@@ -382,7 +382,7 @@ def _normed(
         fused_elements=fused + FUSED_NORM_PASSES * elements,
         copied_elements=float(shared * stream * inputs),
         **saved,
-        fused_kept=FusedKept(float(elements + results), float(elements - results)),
+        fused_kept=Kept(float(elements + results), float(elements - results)),
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
         calls=calls,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall
-from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Sample, Workload
+from perfmodel.workload.model import Buffers, Kept, Layer, ParameterTensor, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard
 
 
@@ -185,7 +185,7 @@ def linear(
     copied_elements: float = 0.0,
     narrow_elements: float = 0.0,
     saved_bytes: float = 0.0,
-    fused_kept: FusedKept | None = None,
+    fused_kept: Kept | None = None,
     kernels: int = 1,
     gradients: int = 2,
     calls: tuple[LayerCall, ...] = (),
@@ -304,12 +304,12 @@ def assemble(
     )
 
 
-def _joined_kept(layers: Sequence[Layer]) -> FusedKept | None:
+def _joined_kept(layers: Sequence[Layer]) -> Kept | None:
     """What maps that were joined keep together, compiled; None where they state nothing."""
     stated = [layer.fused_kept for layer in layers if layer.fused_kept is not None]
     if len(stated) < len(layers):
         return None
-    return FusedKept(
+    return Kept(
         saved_elements=sum(each.saved_elements for each in stated),
         stream_elements=sum(each.stream_elements for each in stated),
         saved_bytes=sum(each.saved_bytes for each in stated),

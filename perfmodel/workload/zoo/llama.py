@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
-from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
+from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
@@ -126,7 +126,7 @@ def head_and_loss(
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
         **saved,
-        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
+        fused_kept=Kept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
         calls=column_calls(shard, rows * h)
         + loss_calls(shard, rows, vocabulary)

@@ -23,7 +23,7 @@ from perfmodel.workload.layer_calls import (
     LayerCall,
     norm_calls,
 )
-from perfmodel.workload.model import FusedKept, Layer
+from perfmodel.workload.model import Kept, Layer
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     PRODUCT_PASSES,
@@ -166,7 +166,7 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         wide_norm=normed and not shape.fused_norms,
         fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
         copied_elements=float((not normed) * s * h),
-        fused_kept=FusedKept(float(s * h * normed), float(s * h * normed), score_bytes),
+        fused_kept=Kept(float(s * h * normed), float(s * h * normed), score_bytes),
         kernels=1
         + norm_kernels * normed
         + SCORE_KERNELS[routed.scores]
@@ -266,7 +266,7 @@ def _grouped(
         weight_elements=float(groups * inputs * outputs),
         saved_elements=saved,
         saved_bytes=float(INDEX_BYTES * indices * pairs),
-        fused_kept=FusedKept(fused_saved, 0.0, float(INDEX_BYTES * indices * pairs))
+        fused_kept=Kept(fused_saved, 0.0, float(INDEX_BYTES * indices * pairs))
         if place.block.shard.library == "megatron"
         else None,
         kernels=kernels + 1,

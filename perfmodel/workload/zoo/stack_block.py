@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.model import FusedKept
+from perfmodel.workload.model import Kept
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_block import NO_FUNCTION, ROTARY_PASSES
 from perfmodel.workload.zoo.layers import (
@@ -326,6 +326,6 @@ def _to_stream(
         stream_elements=float(function.wide * inner),
         saved_bytes=masks,
         kernels=2 + shape.dropout + drops + function.kernels,
-        fused_kept=FusedKept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None,
+        fused_kept=Kept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
     )

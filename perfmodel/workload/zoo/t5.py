@@ -12,7 +12,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     row_calls,
 )
-from perfmodel.workload.model import FusedKept, Layer, Workload, sequence_of
+from perfmodel.workload.model import Kept, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
@@ -221,7 +221,7 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
         saved_bytes=float(INDEX_BYTES * targets),
         kernels=4 + (not shape.own_head),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
-        fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
+        fused_kept=Kept(float(shard.kept_tokens(targets) * h + logits)),
     )
 
 

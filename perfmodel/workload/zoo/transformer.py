@@ -16,7 +16,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.model import FusedKept, Layer
+from perfmodel.workload.model import Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -274,7 +274,7 @@ def vocabulary_head(
         stream_elements=float(own * width + (not wide_loss) * scored),
         saved_bytes=float(keeps_rows * NORM_BYTES * own + wide_loss * WIDE_BYTES * scored),
         kernels=5,
-        fused_kept=FusedKept(float(kept_input + scored), float(own * width)),
+        fused_kept=Kept(float(kept_input + scored), float(own * width)),
         calls=column_calls(shard, rows * width)
         + loss_calls(shard, rows, padded)
         + norm_calls(shard, numels(norm)),
