@@ -19,10 +19,13 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perfmodel.escape import printable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,13 @@ def refuse_if(
         raise InputError(Fault(field, found, allowed, file, line))
 
 
+def look_up(rows: Mapping[str, T], name: str, field: str, before: str = "") -> T:
+    """Return what a name stands for, or raise InputError with the names that there are."""
+    if name not in rows:
+        raise InputError(Fault(field, repr(name), before + allowed_names(rows, name)))
+    return rows[name]
+
+
 class FieldErrors(InputError):
     """Faults of a section that its own validator finds together; they name its fields."""
 
@@ -172,6 +182,13 @@ class TopologyError(PerfmodelError, ValueError):
 
 class ScheduleError(PerfmodelError, ValueError):
     """A collective that is not well formed."""
+
+
+def check_schedule(*cases: tuple[object, str]) -> None:
+    """Raise ScheduleError with what the first case that holds says is not well formed."""
+    for holds, text in cases:
+        if holds:
+            raise ScheduleError(text)
 
 
 class DataMismatch(PerfmodelError, AssertionError):

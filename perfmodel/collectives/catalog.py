@@ -8,7 +8,14 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    ScheduleError,
+    allowed_names,
+    check_schedule,
+    look_up,
+)
 
 if TYPE_CHECKING:
     from perfmodel.collectives.schedule import Schedule
@@ -164,15 +171,8 @@ def find_algorithm(op: str, algorithm: str) -> Algorithm:
 
     Raises `InputError`: no such operation, or none of its algorithms has this name.
     """
-    rows = ALGORITHMS.get(op.replace("-", "_"))
-    if rows is None:
-        raise InputError(Fault("op", repr(op), allowed_names(ALGORITHMS, op)))
-    row = rows.get(algorithm.replace("-", "_"))
-    if row is None:
-        raise InputError(
-            Fault("algorithm", repr(algorithm), f"for {op} {allowed_names(rows, algorithm)}")
-        )
-    return row
+    rows = look_up(ALGORITHMS, op.replace("-", "_"), "op")
+    return look_up(rows, algorithm.replace("-", "_"), "algorithm", f"for {op} ")
 
 
 def maker(op: str, algorithm: str) -> Maker:
@@ -216,8 +216,7 @@ def make(
     plan = maker(op, algorithm)
     if op.replace("-", "_") in ROOTED:
         return plan(ranks, nbytes, itemsize=itemsize, root=root, **own)
-    if root:
-        raise ScheduleError(f"root {root} for {op}; allowed: 0, the operation has no root")
+    check_schedule((root, f"root {root} for {op}; allowed: 0, the operation has no root"))
     return plan(ranks, nbytes, itemsize=itemsize, **own)
 
 

@@ -45,9 +45,7 @@ def concatenate(
     used = [pattern for pattern in patterns if len(pattern.phase.src) and pattern.phase.repeat]
 
     def rounds() -> Iterator[Round]:
-        for pattern in used:
-            for repeat in range(pattern.phase.repeat):
-                yield pattern.step(repeat)
+        return (pattern.step(at) for pattern in used for at in range(pattern.phase.repeat))
 
     return Schedule(
         collective=collective,

@@ -18,8 +18,8 @@ from perfmodel.arrays import FloatArray, IntArray, digest
 from perfmodel.errors import (
     Fault,
     InputError,
-    ScheduleError,
     allowed_names,
+    check_schedule,
     raise_faults,
     refuse_if,
 )
@@ -233,18 +233,20 @@ def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
 
 def check_elements(nbytes: int, itemsize: int) -> None:
     """Raise `ScheduleError` for a size that is negative or not a whole number of elements."""
-    if nbytes < 0 or itemsize <= 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements"
+    check_schedule(
+        (
+            nbytes < 0 or itemsize <= 0 or nbytes % itemsize,
+            f"a buffer of {nbytes} bytes is not a whole number of {itemsize}-byte elements",
         )
+    )
 
 
 def check_ranks(ranks: int, root: int = 0) -> int:
     """Return the number of ranks, or raise `ScheduleError`."""
-    if ranks < 1:
-        raise ScheduleError(f"a collective of {ranks} ranks; allowed: 1 or more")
-    if not 0 <= root < ranks:
-        raise ScheduleError(f"root {root} of {ranks} ranks; allowed: 0 to {ranks - 1}")
+    check_schedule(
+        (ranks < 1, f"a collective of {ranks} ranks; allowed: 1 or more"),
+        (not 0 <= root < ranks, f"root {root} of {ranks} ranks; allowed: 0 to {ranks - 1}"),
+    )
     return ranks
 
 

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from perfmodel.collectives.dependencies import Sends, grouped, unroll
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.errors import DataMismatch, ScheduleError
+from perfmodel.errors import DataMismatch, ScheduleError, check_schedule
 
 
 def holds_at_first(schedule: Schedule, rank: int, chunk: int) -> bool:
@@ -27,9 +27,7 @@ def holds_at_first(schedule: Schedule, rank: int, chunk: int) -> bool:
         return bool(schedule.owner[chunk] == rank)
     if schedule.collective in {"broadcast", "scatter"}:
         return rank == schedule.root
-    if schedule.collective == "all_to_all":
-        return chunk < schedule.ranks
-    return True
+    return schedule.collective != "all_to_all" or chunk < schedule.ranks
 
 
 def must_hold(schedule: Schedule, rank: int, chunk: int) -> bool:
@@ -120,11 +118,15 @@ def _check_chunks(schedule: Schedule) -> None:
     total = int(schedule.chunk_bytes.sum())
     has_more = schedule.collective == "all_to_all"  # chunks of output and scratch, beside the input
     right = total >= schedule.nbytes if has_more else total == schedule.nbytes
-    if not right or (schedule.chunk_bytes % schedule.itemsize).any():
-        raise ScheduleError(
-            f"chunks of {total} bytes; allowed: the {schedule.nbytes} bytes of the buffer, "
-            f"cut at {schedule.itemsize}-byte elements"
+    check_schedule(
+        (
+            not right or (schedule.chunk_bytes % schedule.itemsize).any(),
+            (
+                f"chunks of {total} bytes; allowed: the {schedule.nbytes} bytes of the buffer, "
+                f"cut at {schedule.itemsize}-byte elements"
+            ),
         )
+    )
 
 
 def _values(schedule: Schedule, dtype: np.dtype[Any], rng: np.random.Generator) -> Data:
@@ -149,8 +151,9 @@ def exact_up_to(dtype: np.dtype[Any]) -> int:
     """Largest number up to which a type holds all whole numbers: 2 to the bits of its mantissa."""
     if dtype.name == "bfloat16":  # ml_dtypes adds it to NumPy, without a kind of its own
         return 1 << 8
-    if dtype.kind != "f":
-        raise ScheduleError(f"elements of type {dtype.name}; allowed: integers and floats")
+    check_schedule(
+        (dtype.kind != "f", f"elements of type {dtype.name}; allowed: integers and floats")
+    )
     return int(1 << (np.finfo(dtype).nmant + 1))
 
 
@@ -193,8 +196,7 @@ def _execute(sends: Sends, buffers: Buffers, rng: np.random.Generator) -> None:
             else:
                 target[:] = flying.pop(index)
             order.landed(index)
-    if order.left:
-        raise ScheduleError(f"{order.left} of {len(sends)} sends wait for each other")
+    check_schedule((order.left, f"{order.left} of {len(sends)} sends wait for each other"))
 
 
 class _Order:

@@ -33,6 +33,7 @@ from perfmodel.files.spec import (
     check_rows,
 )
 from perfmodel.files.validate import (
+    attempt,
     collect_faults,
     load_document,
     require_finite,
@@ -57,6 +58,7 @@ __all__ = [
     "Seconds",
     "SizeOrNothing",
     "as_json",
+    "attempt",
     "attributes",
     "check_rows",
     "collect_faults",

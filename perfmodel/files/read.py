@@ -253,9 +253,11 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
-        allowed = "YAML 1.2 whose keys are words, each given once"
-        if "'\\t'" in problem:
-            allowed = "spaces where a line is indented: YAML has no tabs there"
+        allowed = (
+            "spaces where a line is indented: YAML has no tabs there"
+            if "'\\t'" in problem
+            else "YAML 1.2 whose keys are words, each given once"
+        )
         raise InputError(Fault("file", problem, allowed, file, line)) from None
     except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(

@@ -67,10 +67,13 @@ def _quantity(
 
     def validate(value: object) -> float:
         number = parse(value)
-        if number > most:
-            raise ValueError(f"a latency of at most {most:g} s")
-        if number < 0 or (number == 0 and not zero):
-            raise ValueError("zero or more" if zero else "more than zero")
+        check_rows(
+            (number > most, f"a latency of at most {most:g} s"),
+            (
+                number < 0 or (number == 0 and not zero),
+                "zero or more" if zero else "more than zero",
+            ),
+        )
         return float(number)
 
     return BeforeValidator(validate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -17,6 +17,7 @@ from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names
 from perfmodel.files.read import line_of, plain, read_yaml
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
+T = TypeVar("T")
 
 
 def validate_document(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:
@@ -260,3 +261,10 @@ def collect_faults(faults: list[Fault]) -> Iterator[None]:
         yield
     except InputError as error:
         faults += error.faults
+
+
+def attempt(faults: list[Fault], read: Callable[[], T]) -> T | None:
+    """Return what is read; None where that fails, whose faults are added to those before."""
+    with collect_faults(faults):
+        return read()
+    return None

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from perfmodel.files import FileModel, load_document, read_yaml
+from perfmodel.files.spec import check_rows
 from perfmodel.topology.model import Topology
 from perfmodel.units import parse_bytes
 
@@ -121,10 +122,13 @@ class Spread(FileModel):
 
     @model_validator(mode="after")
     def _complete(self) -> "Spread":
-        bands = {name for name, _ in BANDS}
-        for familiarity in ("several", "few", "new"):
-            if set(self.factors.get(familiarity, {})) != bands:
-                raise ValueError(f"factors of {familiarity!r} for {', '.join(sorted(bands))}")
+        bands, named = {name for name, _ in BANDS}, ", ".join(sorted(name for name, _ in BANDS))
+        check_rows(
+            *(
+                (set(self.factors.get(each, {})) != bands, f"factors of {each!r} for {named}")
+                for each in ("several", "few", "new")
+            )
+        )
         return self
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import look_up
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, load_document
+from perfmodel.files.spec import check_rows
 from perfmodel.topology.model import Topology
 
 
@@ -27,15 +28,17 @@ class Rule(FileModel):
 
 def _check_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     bounds = [rule.below for rule in rules[:-1]]
-    if (
-        rules[-1].below is not None
-        or None in bounds
-        or bounds != sorted(bounds, key=lambda b: b or 0)
-    ):
-        raise ValueError("rules by rising 'below', the last one without")
-    for rule in rules:
-        if len(rule.algorithms) != len(rule.sizes) + 1 or list(rule.sizes) != sorted(rule.sizes):
-            raise ValueError("rising 'sizes', and one algorithm more than there are sizes")
+    is_last_bounded = rules[-1].below is not None
+    is_rising = None not in bounds and bounds == sorted(bounds, key=lambda b: b or 0)
+    counts = all(len(rule.algorithms) == len(rule.sizes) + 1 for rule in rules)
+    sizes_rise = all(list(rule.sizes) == sorted(rule.sizes) for rule in rules)
+    check_rows(
+        (is_last_bounded or not is_rising, "rules by rising 'below', the last one without"),
+        (
+            not counts or not sizes_rise,
+            "rising 'sizes', and one algorithm more than there are sizes",
+        ),
+    )
     return rules
 
 
@@ -387,8 +390,5 @@ def load_library(name: str) -> CommLibrary:
     InputError
         No such library; the message lists those that there are.
     """
-    folder = Path(__file__).parent
-    names = {path.stem for path in folder.glob("*.yaml")}
-    if name not in names:
-        raise InputError(Fault("library", repr(name), allowed_names(names, name)))
-    return load_document(CommLibrary, folder / f"{name}.yaml")
+    files = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+    return load_document(CommLibrary, look_up(files, name, "library"))

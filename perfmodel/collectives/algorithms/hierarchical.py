@@ -14,7 +14,7 @@ from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import around, concatenate, near_root
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 
 
 def all_reduce(
@@ -62,10 +62,12 @@ def torus(
         columns = near_root(ranks) if rows is None else ranks // max(rows, 1)
     if rows is None:
         rows = ranks // max(columns, 1)
-    if rows < 1 or columns < 1 or rows * columns != ranks:
-        raise ScheduleError(
-            f"a torus of {rows} rows x {columns} columns; allowed: rows x columns = {ranks} ranks"
+    check_schedule(
+        (
+            rows < 1 or columns < 1 or rows * columns != ranks,
+            f"a torus of {rows} rows x {columns} columns; allowed: rows x columns = {ranks} ranks",
         )
+    )
     table = np.arange(ranks, dtype=np.int64).reshape(rows, columns)
     return _two_level("torus", table, ranks, nbytes, itemsize)
 

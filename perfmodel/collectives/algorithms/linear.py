@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.collectives.patterns import concatenate, exchange
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 
 
 def scatter(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:
@@ -55,11 +55,15 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
 
     Raises `ScheduleError`: other ranks than these two, or a size that is not whole elements.
     """
-    if ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize:
-        raise ScheduleError(
-            f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
-            f"{itemsize}-byte elements from rank 0 among 2 ranks"
+    check_schedule(
+        (
+            ranks != 2 or root != 0 or nbytes < 0 or nbytes % itemsize,
+            (
+                f"send of {nbytes} bytes from rank {root} among {ranks} ranks; allowed: whole "
+                f"{itemsize}-byte elements from rank 0 among 2 ranks"
+            ),
         )
+    )
     sender, receiver = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     size = np.array([nbytes], dtype=np.int64)
     pattern = exchange("send", sender, receiver, np.zeros_like(sender), 1, size, reduces=False)
@@ -82,10 +86,12 @@ def server_all_reduce(
     Raises `ScheduleError`: no server, one named twice, or one that is no rank.
     """
     every = set(range(check_ranks(ranks)))
-    if not servers or len(set(servers)) < len(servers) or not set(servers) <= every:
-        raise ScheduleError(
-            f"servers {servers}; allowed: one or more different ranks from 0 to {ranks - 1}"
+    check_schedule(
+        (
+            not servers or len(set(servers)) < len(servers) or not set(servers) <= every,
+            f"servers {servers}; allowed: one or more different ranks from 0 to {ranks - 1}",
         )
+    )
     sizes = split_elements(nbytes, len(servers), itemsize)
     part = np.repeat(np.arange(len(servers)), ranks)
     worker, server = np.tile(np.arange(ranks), len(servers)), np.asarray(servers)[part]

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.patterns import Pattern, concatenate, exchange
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,15 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
     Raises `ScheduleError`: N is no power of two; `bruck_all_gather` takes any.
     """
-    if check_ranks(ranks) & (ranks - 1):
-        raise ScheduleError(
-            f"recursive doubling all_gather on {ranks} ranks; allowed: a power of two "
-            "(algorithm 'bruck' takes any number)"
+    check_schedule(
+        (
+            check_ranks(ranks) & (ranks - 1),
+            (
+                f"recursive doubling all_gather on {ranks} ranks; allowed: a power of two "
+                "(algorithm 'bruck' takes any number)"
+            ),
         )
+    )
     sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
     patterns = _double(own, np.arange(ranks + 1), sizes)
     return concatenate(

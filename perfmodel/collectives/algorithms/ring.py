@@ -35,7 +35,7 @@ from perfmodel.collectives.schedule import (
     check_ranks,
     split_elements,
 )
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 
 Orders = Sequence[Sequence[int]] | IntArray
 
@@ -173,10 +173,14 @@ def checked_orders(ranks: int, orders: Orders | None) -> IntArray:
     if orders is None:
         return np.arange(ranks, dtype=np.int64)[None, :]
     table = np.asarray(orders, dtype=np.int64)
-    if table.ndim != 2 or table.shape[1] != ranks or len(table) == 0:
-        raise ScheduleError(f"ring orders of shape {table.shape}; allowed: (rings, {ranks})")
-    if not (np.sort(table, axis=1) == np.arange(ranks)).all():
-        raise ScheduleError(f"a ring order that does not hold each rank 0 to {ranks - 1} once")
+    fits = table.ndim == 2 and table.shape[1] == ranks and len(table) > 0
+    check_schedule(
+        (not fits, f"ring orders of shape {table.shape}; allowed: (rings, {ranks})"),
+        (
+            fits and (np.sort(table, axis=1) != np.arange(ranks)).any(),
+            f"a ring order that does not hold each rank 0 to {ranks - 1} once",
+        ),
+    )
     return table
 
 

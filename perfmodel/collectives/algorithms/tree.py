@@ -31,7 +31,7 @@ from perfmodel.collectives.patterns import (
     single_step,
 )
 from perfmodel.collectives.schedule import Round, Schedule, check_ranks, split_elements
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 
 NO_PARENT = -1
 """Parent of a tree's root."""
@@ -106,8 +106,7 @@ def forest_all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int 
     Each channel's share is cut into so many `pieces`.
     """
     check_ranks(trees.ranks)
-    if pieces < 1:
-        raise ScheduleError(f"{pieces} pieces; allowed: 1 or more")
+    check_schedule((pieces < 1, f"{pieces} pieces; allowed: 1 or more"))
     sizes = split_elements(nbytes, trees.channels * pieces, itemsize)
     both = pipeline(
         "reduce and broadcast",
@@ -205,12 +204,15 @@ def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
     if groups is None:
         return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))
     lengths = sorted({len(group) for group in groups})
-    if len(lengths) != 1:
-        raise ScheduleError(f"groups of {lengths} ranks; allowed: groups of one size")
-    table = np.asarray([list(group) for group in groups], dtype=np.int64)
-    if not np.array_equal(np.sort(table, axis=None), np.arange(ranks)):
-        raise ScheduleError(f"groups that do not hold each rank 0 to {ranks - 1} once")
-    return table
+    members = sorted(rank for group in groups for rank in group)
+    check_schedule(
+        (len(lengths) != 1, f"groups of {lengths} ranks; allowed: groups of one size"),
+        (
+            members != list(range(ranks)),
+            f"groups that do not hold each rank 0 to {ranks - 1} once",
+        ),
+    )
+    return np.asarray([list(group) for group in groups], dtype=np.int64)
 
 
 def broadcast(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Schedule:

@@ -143,10 +143,12 @@ def period_of(rows: FloatArray, tolerance: float = 0.0) -> int:
     """
     count = rows.shape[1]
     is_first = np.isclose(rows, rows[:, :1], rtol=tolerance, atol=0.0).all(axis=0)
-    for period in np.flatnonzero(is_first)[1:].tolist():
-        if count % period == 0 and are_alike(rows[:, period:], rows[:, :-period], tolerance):
-            return int(period)
-    return int(count)
+    periods = (
+        period
+        for period in np.flatnonzero(is_first)[1:].tolist()
+        if count % period == 0 and are_alike(rows[:, period:], rows[:, :-period], tolerance)
+    )
+    return int(next(periods, count))
 
 
 def are_alike(values: FloatArray, others: FloatArray, tolerance: float) -> bool:

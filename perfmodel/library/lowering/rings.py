@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.arrays import IntArray, RankGroup, digest, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, check_schedule
 from perfmodel.library.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, select_edges
@@ -50,8 +50,9 @@ def lay_by_name(
 
 def root_position(group: RankGroup, root: int) -> int:
     """Position of the root in its group."""
-    if root not in group:
-        raise ScheduleError(f"root {root}; allowed: a rank of the group, which it is not in")
+    check_schedule(
+        (root not in group, f"root {root}; allowed: a rank of the group, which it is not in")
+    )
     return group.index(root)
 
 

@@ -20,7 +20,7 @@ from perfmodel.collectives.catalog import (
     Algorithm,
     find_algorithm,
 )
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
 from perfmodel.library.lowering.lowered import LaidSchedule
 from perfmodel.library.lowering.protocols import protocol_parameters, usable_protocols
 from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
@@ -166,8 +166,7 @@ def predictions(
     Raises `InputError`: no such operation, or nothing that the environment leaves can run on this
     machine.
     """
-    if op not in NCCL_ALGORITHMS:
-        raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
+    refuse_if(op not in NCCL_ALGORITHMS, "op", repr(op), allowed_names(NCCL_ALGORITHMS, op))
     constants = constants_of(settings.release)
     estimates = [
         Prediction(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
-from perfmodel.files import collect_faults
+from perfmodel.files import attempt, collect_faults
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
     change_count,
@@ -48,19 +48,15 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
         Every field that cannot be read; then the first number that the host cannot have.
     """
     faults: list[Fault] = []
-    count: int | None = None
-    named: NamedGpu | None = None
-    nics: StatedNics | None = None
-    slot: tuple[int, int] | None = None
-    field = "nic" if section.nics is None else "nics"
-    with collect_faults(faults):
-        count, named = read_gpus(section.gpus, section.gpu, base.gpu if base else None)
-    with collect_faults(faults):
-        stated = section.nic if section.nics is None else section.nics
-        nics = None if stated is None else read_nics(stated, field)
-    with collect_faults(faults):
-        slot = None if section.pcie is None else read_slot(section.pcie, "pcie")
+    field, stated = ("nic", section.nic) if section.nics is None else ("nics", section.nics)
+    usual = base.gpu if base else None
+    gpus = attempt(faults, lambda: read_gpus(section.gpus, section.gpu, usual))
+    nics = attempt(faults, lambda: None if stated is None else read_nics(stated, field))
+    slot = attempt(
+        faults, lambda: None if section.pcie is None else read_slot(section.pcie, "pcie")
+    )
     raise_faults(faults)
+    count, named = gpus or (None, None)
     if base is not None:
         start = PartedHost(base, read_gpu(base.gpu).part, base.assumed)
     else:

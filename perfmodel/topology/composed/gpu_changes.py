@@ -101,8 +101,7 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         ),
     )
     for refused, allowed in cases:
-        if refused:
-            raise InputError(Fault("gpu", repr(named.name), allowed))
+        refuse_if(refused, "gpu", repr(named.name), allowed)
     changed = PartedHost(host.node, part, (*host.notes, *named.assumptions)).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
@@ -300,5 +299,4 @@ def _check_links(host: PartedHost, layout: Layout, name: str | None, lanes: int)
         (layout == "cube" and gpus != 8, f"a hybrid cube mesh of {gpus}", "8 GPUs"),
     )
     for refused, found, allowed in cases:
-        if refused:
-            raise InputError(Fault("nvlink", found, allowed))
+        refuse_if(refused, "nvlink", found, allowed)

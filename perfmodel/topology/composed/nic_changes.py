@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
-from perfmodel.files import collect_faults, validate_document
+from perfmodel.files import attempt, validate_document
 from perfmodel.scenario.sections.cluster import NicSection
 from perfmodel.topology.composed.tree_changes import PartedHost, spread_evenly
 from perfmodel.topology.from_text.grammar import unread_words
@@ -73,15 +73,18 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     named = _network(section.kind, f"{field}.kind", faults)
     stated = {"text": described, "kind": named}
     read = {name: each for name, each in stated.items() if each is not None}
-    for name, phrase in read.items():
-        faults += _twice(section, phrase, f"{field}.{name}", field)
+    faults += [
+        fault
+        for name, phrase in read.items()
+        for fault in _twice(section, phrase, f"{field}.{name}", field)
+    ]
     if described and named and described.kind and named.kind != described.kind:
         faults.append(
             Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
         )
-    slot = None
-    with collect_faults(faults):
-        slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
+    slot = attempt(
+        faults, lambda: None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
+    )
     raise_faults(faults)
     rates_Bps = (section.rate, *(each.nic_Bps for each in read.values()))
     rate_Bps = next((each for each in rates_Bps if each), None)
@@ -151,9 +154,11 @@ def change_nics(
     `sockets`: CPUs as stated. Raises `InputError`: a number that the host cannot have.
     """
     nics, per_socket = host.names("nic"), stated.section.per_socket
-    count = stated.count or len(nics) or 1
-    if per_socket is not None:
-        count = per_socket * (sockets or max(1, len(host.names("cpu"))))
+    count = (
+        stated.count or len(nics) or 1
+        if per_socket is None
+        else per_socket * (sockets or max(1, len(host.names("cpu"))))
+    )
     host, link = _port(host, stated, field)
     if count != len(nics) or per_socket is not None or not nics:
         return _plug(host, link, count, stated)
@@ -189,9 +194,9 @@ def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost,
 
 def _with_details(link: LinkSpec, kind: NetworkKind, stated: StatedNics) -> LinkSpec:
     latency_s, mtu = stated.section.latency, stated.section.mtu
-    fields: dict[str, Any] = {}
-    if latency_s is not None:
-        fields |= {"latency": latency_s, "latency_source": STATED}
+    fields: dict[str, Any] = (
+        {} if latency_s is None else {"latency": latency_s, "latency_source": STATED}
+    )
     if mtu is not None:
         share = mtu / (mtu + hardware_parts().ports[kind].header)
         fields |= {"efficiency": share, "efficiency_source": STATED}

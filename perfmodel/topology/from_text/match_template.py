@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import collect_faults
+from perfmodel.files import attempt
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.grammar import passed_over, read_phrases
 from perfmodel.topology.from_text.layouts import usual_layout
@@ -73,11 +73,8 @@ def read_host(
     Raises `InputError`: a GPU or a network that is not known.
     """
     faults: list[Fault] = []
-    named, net = None, None
-    with collect_faults(faults):
-        named = read_gpu(gpu, intra)
-    with collect_faults(faults):
-        net = read_network(network, env, usual=usual_network)
+    named = attempt(faults, lambda: read_gpu(gpu, intra))
+    net = attempt(faults, lambda: read_network(network, env, usual=usual_network))
     if named is None or net is None:
         raise InputError(faults)
     stated = "; ".join((intra, network or "", settings))

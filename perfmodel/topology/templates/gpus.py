@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, allowed_names, look_up, raise_faults, refuse_if
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.read import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
@@ -177,19 +177,14 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
-    sections = _current_sections()
-    if name not in sections:
-        raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
-    *others, path = sections[name]
-    if others:
-        raise InputError(
-            Fault(
-                f"gpus.{name}",
-                f"the same name in {others[0].name}",
-                "in one of these files only",
-                str(path),
-            )
-        )
+    *others, path = look_up(_current_sections(), name, "gpu")
+    refuse_if(
+        others,
+        f"gpus.{name}",
+        f"the same name in {', '.join(other.name for other in others)}",
+        "in one of these files only",
+        str(path),
+    )
     return _read_entry(path, path.stat().st_mtime_ns, name)
 
 

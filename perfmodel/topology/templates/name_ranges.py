@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from perfmodel.files.spec import check_rows
+
 MOST_NAMES = 1024
 """Devices that one pattern may name: twice the GPUs of the largest node that was announced."""
 
@@ -32,11 +34,14 @@ def expand_pattern(pattern: str) -> tuple[str, ...]:
     ValueError
         Not a name, or a range that is empty or malformed.
     """
-    if _PATTERN.fullmatch(pattern) is None:
-        raise ValueError("a name or a pattern such as 'gpu[0-7]', 'gpu[0,3]' or 'cpu[0-6:2]'")
+    check_rows(
+        (
+            _PATTERN.fullmatch(pattern) is None,
+            "a name or a pattern such as 'gpu[0-7]', 'gpu[0,3]' or 'cpu[0-6:2]'",
+        )
+    )
     names = tuple(islice(expand_ranges(pattern), MOST_NAMES + 1))
-    if len(names) > MOST_NAMES:
-        raise ValueError(f"at most {MOST_NAMES:,} names in one pattern")
+    check_rows((len(names) > MOST_NAMES, f"at most {MOST_NAMES:,} names in one pattern"))
     return names
 
 
@@ -53,15 +58,16 @@ def expand_ranges(text: str) -> Iterator[str]:
     ValueError
         A range that is empty or malformed, or too many of them.
     """
-    if text.count("[") > MOST_RANGES:
-        raise ValueError(f"at most {MOST_RANGES} ranges in brackets")
+    check_rows((text.count("[") > MOST_RANGES, f"at most {MOST_RANGES} ranges in brackets"))
     match = _RANGE.search(text)
     if match is None:
         yield text
         return
-    for number in _numbers(match["items"]):
-        for rest in expand_ranges(text[match.end() :]):
-            yield f"{text[: match.start()]}{number}{rest}"
+    yield from (
+        f"{text[: match.start()]}{number}{rest}"
+        for number in _numbers(match["items"])
+        for rest in expand_ranges(text[match.end() :])
+    )
 
 
 def _numbers(items: str) -> Iterator[int]:

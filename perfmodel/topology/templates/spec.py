@@ -29,6 +29,7 @@ from perfmodel.files import (
     Parts,
     Power,
 )
+from perfmodel.files.spec import check_rows
 from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -117,8 +118,12 @@ class LinkSpec(FileModel):
 
     @model_validator(mode="after")
     def _sourced(self) -> "LinkSpec":
-        if self.flow is not None and self.flow_source is None:
-            raise ValueError("flow_source beside flow: where the limit of a connection is stated")
+        check_rows(
+            (
+                self.flow is not None and self.flow_source is None,
+                "flow_source beside flow: where the limit of a connection is stated",
+            )
+        )
         return self
 
     @property
@@ -285,11 +290,12 @@ def join(sources: tuple[str, ...], targets: tuple[str, ...], pattern: str) -> li
         unordered = dict.fromkeys((a, b) for a in sources for b in targets if a != b)
         return [(a, b) for a, b in unordered if (b, a) not in unordered or a < b]
     longer = max(len(sources), len(targets))
-    if longer % len(sources) or longer % len(targets):
-        raise ValueError(
-            "sides of equal length or a multiple of each other, not"
-            f" {len(sources)} and {len(targets)}"
+    check_rows(
+        (
+            longer % len(sources) or longer % len(targets),
+            f"sides of equal length or a multiple, not {len(sources)} and {len(targets)}",
         )
+    )
     return [
         (sources[i * len(sources) // longer], targets[i * len(targets) // longer])
         for i in range(longer)
@@ -451,8 +457,12 @@ class FabricSpec(FileModel):
     def _check_one_size(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse two numbers that say the same, one of which would be ignored."""
         other = _SAME[info.field_name or ""]  # validated before: fields are in their order
-        if value is not None and info.data.get(other) is not None:
-            raise ValueError(f"nothing beside '{other}', which says as much")
+        check_rows(
+            (
+                value is not None and info.data.get(other) is not None,
+                f"nothing beside '{other}', which says as much",
+            )
+        )
         return value
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import look_up
 from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
 
@@ -197,9 +197,7 @@ class KernelConstants:
 
         Raises `InputError`: nothing by that name.
         """
-        if name not in self.optimizers:
-            raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))
-        return self.optimizers[name]
+        return look_up(self.optimizers, name, "optimizer")
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults
 from perfmodel.files.csv_rows import RowReader, read_csv
+from perfmodel.files.spec import check_rows
 from perfmodel.units import TIMES, parse_time
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -93,11 +94,12 @@ def parse_numel(text: str) -> int:
 
     Raises `ValueError`: what is allowed.
     """
-    if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
-        raise ValueError("a whole number above zero")
-    if int(text) > MOST_ELEMENTS:
-        raise ValueError(f"at most {MOST_ELEMENTS:,} elements")
-    return int(text)
+    number = int(text) if re.fullmatch(r"\d{1,18}", text.strip()) else 0
+    check_rows(
+        (number < 1, "a whole number above zero"),
+        (number > MOST_ELEMENTS, f"at most {MOST_ELEMENTS:,} elements"),
+    )
+    return number
 
 
 def parse_dtype(value: object) -> str:
@@ -117,8 +119,7 @@ def parse_truth(text: str) -> bool:
     Raises `ValueError`: what is allowed.
     """
     word = text.strip().lower()
-    if word not in _TRUTH:
-        raise ValueError("true or false")
+    check_rows((word not in _TRUTH, "true or false"))
     return _TRUTH[word]
 
 
@@ -134,8 +135,7 @@ def parse_duration(text: str, unit: str | None) -> float:
             value = float(text) * TIMES[unit]
         except ValueError:
             raise ValueError(f"a number ({unit})") from None
-    if not 0 <= value <= MOST_S:
-        raise ValueError(f"a time of zero or more, at most {MOST_S:g} s")
+    check_rows((not 0 <= value <= MOST_S, f"a time of zero or more, at most {MOST_S:g} s"))
     return value
 
 
@@ -179,8 +179,7 @@ def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
 
 
 def _parse_name(text: str) -> str:
-    if not text:
-        raise ValueError("a name")
+    check_rows((not text, "a name"))
     return text
 
 
