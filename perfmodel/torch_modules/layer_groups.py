@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from perfmodel.memo import grouped
@@ -142,32 +143,15 @@ def layer_of_place(groups: Sequence[LayerGroup]) -> Mapping[int, int]:
 
 
 def write_document(document: Mapping[str, Any], comments: Sequence[str]) -> str:
-    """Write the document as YAML that is read and edited by people: a line per tensor and layer."""
+    """Write the document as YAML that is read and edited by people: a line per tensor and layer.
+
+    What stands on one line is JSON, which YAML reads.
+    """
+    text = partial(json.dumps, ensure_ascii=False)
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     for name, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines.append(f"{name}:")
-            lines += [f"  - {_flow(each)}" for each in value]
+            lines += [f"{name}:", *(f"  - {text(each)}" for each in value)]
         else:
-            lines.append(f"{name}: {_flow(value)}")
+            lines.append(f"{name}: {text(value)}")
     return "\n".join(lines) + "\n"
-
-
-def _flow(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str) and not _is_plain(value):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
-
-
-def _is_plain(text: str) -> bool:
-    """Whether YAML reads a text as itself without quotes."""
-    reserved = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
-    letters = all(letter.isalnum() or letter in "._-/ " for letter in text)
-    first = text[:1].isalpha() or (text[:1].isdigit() and text.endswith(" B"))
-    return letters and first and text == text.strip() and text.lower() not in reserved
