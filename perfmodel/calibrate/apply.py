@@ -241,10 +241,12 @@ def measured_at(
     fit = profile.fit_of(rows)
     if fit.left is not None:
         return True  # its intervals are wide where nothing was measured
-    sources = [source for source in profile.source if source.collective == op]
-    if fit.rows == "schedule":
-        sources = [source for source in sources if source.algorithm == algorithm]
-    return ranks in fit.ranks and ranks in {source.ranks for source in sources}
+    measured = {
+        source.ranks
+        for source in profile.source
+        if source.collective == op and (fit.rows != "schedule" or source.algorithm == algorithm)
+    }
+    return ranks in fit.ranks and ranks in measured
 
 
 def interval_s(times_s: Sequence[float], likely_s: float) -> tuple[float, float] | None:

@@ -33,6 +33,7 @@ from perfmodel.measure.reference import (
     make_moves,
 )
 from perfmodel.measure.status import BEFORE, DONE, POSTED, Status
+from perfmodel.memo import grouped
 
 MOST_REPEATS, LEAST_REPEATS = 400, 8
 """Repeats of one size. More would not narrow the median; fewer have no quartiles."""
@@ -263,14 +264,12 @@ def count_scratch(rounds: Sequence[Sequence[Move]], rank: int) -> int:
 
 def largest_scratch(rounds: Sequence[Sequence[Move]]) -> int:
     """Count the elements of scratch that a rank needs, the most of all ranks."""
-    most = 0
-    for moves in rounds:
-        moves_by_rank: dict[int, list[Move]] = {}
-        for move in moves:
-            for rank in {move.src, move.dst}:
-                moves_by_rank.setdefault(rank, []).append(move)
-        most = max(most, *(count_scratch([mine], rank) for rank, mine in moves_by_rank.items()), 0)
-    return most
+    by_rank = (
+        grouped((rank, move) for move in moves for rank in {move.src, move.dst}) for moves in rounds
+    )
+    return max(
+        (count_scratch([mine], rank) for each in by_rank for rank, mine in each.items()), default=0
+    )
 
 
 def find_staged_moves(moves: Sequence[Move], rank: int) -> list[int]:

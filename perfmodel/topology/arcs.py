@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
+from perfmodel.memo import grouped
 
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
@@ -153,10 +154,8 @@ class LikeHosts(Mapping[str, Device]):
             return Device("switch", -1, name)
         head, _, local = name.partition("/")
         number = head[1:]
-        if not (head[:1] == "n" and number.isdecimal() and local in self._kinds):
-            raise KeyError(name)
-        host = int(number)
-        if host >= self._hosts or str(host) != number:
+        host = int(number) if head[:1] == "n" and number.isdecimal() else self._hosts
+        if host >= self._hosts or str(host) != number or local not in self._kinds:
             raise KeyError(name)
         return Device(self._kinds[local], host, local)
 
@@ -331,10 +330,8 @@ class Adjacency(Mapping[str, dict[str, list[int]]]):
             begin = max(host, 0) * self._host_arcs
             block = range(begin, begin + self._host_arcs if host >= 0 else begin)
             arcs = [arc for arc in block if self._ends[arc][self._src] == name]
-            neighbours: dict[str, list[int]] = {}
-            for arc in (*arcs, *self._cables_from(name)):
-                neighbours.setdefault(self._ends[arc][self._dst], []).append(arc)
-            self._listed[name] = neighbours
+            arcs += self._cables_from(name)
+            self._listed[name] = grouped((self._ends[arc][self._dst], arc) for arc in arcs)
         return self._listed[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -352,7 +349,5 @@ class Adjacency(Mapping[str, dict[str, list[int]]]):
     @cached_property
     def _cables(self) -> dict[str, list[int]]:
         """Arcs of the fabric that leave each device."""
-        leaving: dict[str, list[int]] = {}
-        for arc in range(self._first_cable, len(self._ends)):
-            leaving.setdefault(self._ends[arc][self._src], []).append(arc)
-        return leaving
+        cables = range(self._first_cable, len(self._ends))
+        return grouped((self._ends[arc][self._src], arc) for arc in cables)

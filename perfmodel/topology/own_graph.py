@@ -23,6 +23,7 @@ from perfmodel.files import (
     Parts,
     validate_document,
 )
+from perfmodel.memo import grouped
 from perfmodel.topology.arcs import LinkKind, NodeKind
 from perfmodel.topology.compilation import compile_topology, rows
 from perfmodel.topology.expanded_graph import SWITCH_FACTS
@@ -261,11 +262,8 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
 
 def _hosts(graph: nx.MultiDiGraph[str]) -> dict[Hashable, list[str]]:
     """Names of the devices of each host, by its ``node``."""
-    hosts: dict[Hashable, list[str]] = {}
-    for name, data in graph.nodes(data=True):
-        if data.get("node") is not None:
-            hosts.setdefault(data["node"], []).append(name)
-    return hosts
+    stated = ((data.get("node"), name) for name, data in graph.nodes(data=True))
+    return grouped((host, name) for host, name in stated if host is not None)
 
 
 def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.MultiDiGraph[str]:

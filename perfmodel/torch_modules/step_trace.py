@@ -169,11 +169,11 @@ def _reported_errors() -> Iterator[None]:
             raise data_fault("model", f"{lines[0]} {_place_of(error)}") from None
         text = f"{type(error).__name__}: {lines[0]} {_place_of(error)}"
         allowed = (
-            "a model that runs with this batch: model(*batch), model(**batch) or model(batch); a "
-            "target beside the inputs goes with loss="
+            "scaled_dot_product_attention in its place: with is_causal=True where it is"
+            if "FlexAttention" in str(error)
+            else "a model that runs with this batch: model(*batch), model(**batch) or model(batch);"
+            " a target beside the inputs goes with loss="
         )
-        if "FlexAttention" in str(error):
-            allowed = "scaled_dot_product_attention in its place: with is_causal=True where it is"
         raise InputError(Fault("model", text, allowed)) from error
     finally:
         logger.setLevel(level)

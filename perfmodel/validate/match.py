@@ -20,8 +20,7 @@ from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.topology.from_text.network_text import read_nvlink_domain, read_racks
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.name_ranges import expand_pattern
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, device_names, nic_ports
 from perfmodel.validate.read import Sweep
 
 MOST_RANKS = 2**17
@@ -177,23 +176,19 @@ def _read_host(sweep: Sweep, layout: Allocation) -> HostText:
 
 def _complete(host: HostText, sweep: Sweep, layout: Allocation) -> HostText:
     """Take InfiniBand where no network is stated, and the NICs of a whole NVLink domain."""
-    network = host.network
-    if layout.hosts > 1 and network.kind is None and says_nothing(sweep.inter_node):
-        network = dataclasses.replace(network, kind="infiniband")
-    if layout.hosts != sweep.nodes:  # the column counts the NICs of one tray
-        network = dataclasses.replace(network, nics=None)
-    return dataclasses.replace(host, network=network)
+    network, is_open = host.network, layout.hosts > 1 and says_nothing(sweep.inter_node)
+    kind = network.kind or ("infiniband" if is_open else None)
+    # Where trays are joined, the column counts the NICs of one.
+    nics = network.nics if layout.hosts == sweep.nodes else None
+    return dataclasses.replace(host, network=dataclasses.replace(network, kind=kind, nics=nics))
 
 
 def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
     """Build the cluster; NICs enough for every GPU stand on rails of their own."""
-    count = {
-        kind: sum(len(expand_pattern(d.id)) for d in node.nodes if d.kind == kind)
-        for kind in ("gpu", "nic")
-    }
-    fabric = "rail-optimised" if count["nic"] >= count["gpu"] > 1 else "one-switch"
+    gpus, nics = (len(device_names(node, kind)) for kind in ("gpu", "nic"))
+    fabric = "rail-optimised" if nics >= gpus > 1 else "one-switch"
     numbers = read_gpu_numbers(text)
-    listed = len(numbers) == layout.gpus and max(numbers, default=0) < count["gpu"]
+    listed = len(numbers) == layout.gpus and max(numbers, default=0) < gpus
     topology = build_topology(
         node,
         hosts=layout.hosts,
@@ -203,7 +198,7 @@ def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
     if not listed:
         return topology
     ranks = tuple(
-        topology.ranks[host * count["gpu"] + gpu] for host in range(layout.hosts) for gpu in numbers
+        topology.ranks[host * gpus + gpu] for host in range(layout.hosts) for gpu in numbers
     )
     return dataclasses.replace(topology, ranks=ranks)
 
@@ -242,13 +237,7 @@ def _hardware(node: NodeSpec, layout: Allocation, topology: Topology) -> str:
     )
     if layout.hosts == 1:
         return f"{model}, {kinds}, one host"
-    ports = [
-        node.links[d.port]
-        for d in node.nodes
-        if d.kind == "nic" and d.port
-        for _ in expand_pattern(d.id)
-    ]
-    rate_Gbps = sum(port.bandwidth for port in ports) * 8e-9
+    rate_Gbps = sum(port.bandwidth for port in nic_ports(node)) * 8e-9
     return f"{model}, {kinds}, {topology.network} {rate_Gbps:.0f} Gbit/s per host"
 
 

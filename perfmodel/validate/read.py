@@ -19,6 +19,7 @@ from perfmodel.calibrate.readers.nccl_rows import OPS
 from perfmodel.calibrate.readers.sweep_records import SweepRow
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files.csv_rows import Record, RowReader, read_table
+from perfmodel.memo import grouped
 
 _SIZES = ("size_bytes", "nbytes", "bytes", "size")
 _TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
@@ -242,11 +243,8 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
 def _together(root: Path, faults: list[Fault]) -> Mapping[str, list[Record]]:
     """Return the records of ``sweeps.csv`` by sweep; empty without that file."""
     path = root / TOGETHER
-    records: dict[str, list[Record]] = {}
-    if path.is_file():
-        for record in read_table(path, faults):
-            records.setdefault(record.cells.get("sweep_id", ""), []).append(record)
-    return records
+    records = read_table(path, faults) if path.is_file() else []
+    return grouped((record.cells.get("sweep_id", ""), record) for record in records)
 
 
 def _all_of(

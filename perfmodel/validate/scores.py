@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.library.corrections import BANDS, Band, band_of, kind_of_machine
+from perfmodel.memo import grouped
 from perfmodel.validate.forecast import Interval, Mode, SweepPrediction
 
 MODES: tuple[Mode, ...] = (
@@ -171,9 +172,7 @@ def _scores(points: Sequence[DataPoint]) -> dict[str, Score]:
 
 def by_sweep(points: Sequence[DataPoint]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score each sweep by mode and band, counted or not."""
-    groups: dict[tuple[str, Mode], list[DataPoint]] = {}
-    for point in points:
-        groups.setdefault((point.sweep, point.mode), []).append(point)
+    groups = grouped(((point.sweep, point.mode), point) for point in points)
     table: dict[str, dict[Mode, dict[str, Score]]] = {}
     for (sweep, mode), own in groups.items():
         every = score(own)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
@@ -107,11 +107,17 @@ def _target_of(layer: Layer, adapters: Adapters) -> str | None:
     """The target that a layer is, or is a part of; None: it has no adapter."""
     if not isinstance(layer.matrix, MatrixProduct):
         return None
-    for target in adapters.targets:
-        if any(_ends_with(layer.name, each) for each in (target, *JOINED.get(target, ()))):
-            return target
-    joined = (name for name in JOINED if _ends_with(layer.name, name))
-    return next((name for name in joined if set(JOINED[name]) & set(adapters.targets)), None)
+    named = (
+        target
+        for target in adapters.targets
+        if any(_ends_with(layer.name, each) for each in (target, *JOINED.get(target, ())))
+    )
+    joined = (
+        name
+        for name, parts in JOINED.items()
+        if _ends_with(layer.name, name) and set(parts) & set(adapters.targets)
+    )
+    return next(chain(named, joined), None)
 
 
 def _ends_with(name: str, end: str) -> bool:

@@ -319,9 +319,11 @@ def _identify(
         raise InputError(_contradiction(table, points, count, listed.ranks))
     if name is None or name not in allowed:
         among = f" among {count} ranks" if count else ""
-        actual = f"{name!r}, whose busbw would be another multiple of algbw{among}"
-        if name is None:
-            actual = "a table that does not say which"
+        actual = (
+            "a table that does not say which"
+            if name is None
+            else f"{name!r}, whose busbw would be another multiple of algbw{among}"
+        )
         known = allowed_names(allowed) + ("" if name else " (--op)")
         raise InputError(Fault("collective", actual, known, line=table.line))
     counted = [(row.nbytes, row.count * ITEM_BYTES[row.dtype]) for row in table.rows if row.nbytes]

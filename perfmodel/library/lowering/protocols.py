@@ -175,10 +175,8 @@ def protocol_parameters(library: CommLibrary, op: str, algorithm: str) -> Mappin
     Numbers of an algorithm for one operation ("reduce/chain") come before its own.
     """
     name = "p2p" if op in SINGLE_SENDS else algorithm
-    for key in (f"{op}/{name}", name):
-        if key in library.by_algorithm:
-            return protocols_of(library, key)
-    return protocols_of(library, SAME_NUMBERS.get(name, name))
+    stated = (key for key in (f"{op}/{name}", name) if key in library.by_algorithm)
+    return protocols_of(library, next(stated, SAME_NUMBERS.get(name, name)))
 
 
 _NETWORK, _PCIE = HOP_KINDS.index("network"), HOP_KINDS.index("pcie")

@@ -194,9 +194,9 @@ def _moved_arcs(
 def _are_alike(topology: Topology, own: IntArray, others: IntArray) -> NDArray[np.bool_]:
     """Whether hops of other groups cross links like the own ones, shared by the same hops."""
     links = topology.arcs
-    are_alike = (_first_uses(others) == _first_uses(own[None, :])).all(axis=1)
-    for values in (links.bandwidth_Bps, links.latency_s):
-        are_alike &= (values[others] == values[own]).all(axis=1)
+    uses = (_first_uses(others) == _first_uses(own[None, :])).all(axis=1)
+    rates = (values[others] == values[own] for values in (links.bandwidth_Bps, links.latency_s))
+    are_alike = np.logical_and.reduce([uses, *(each.all(axis=1) for each in rates)])
     return np.asarray(are_alike, dtype=np.bool_)
 
 

@@ -123,10 +123,12 @@ def _read_dump(topology: Topology, pattern: str, local: list[int]) -> Graph | No
 
 
 def _most_channels(settings: LibrarySettings) -> int:
-    for version, most in hardware().most_channels_before.items():
-        if settings.release < tuple(int(part) for part in version.split(".")):
-            return most
-    return hardware().most_channels
+    of_older = (
+        most
+        for version, most in hardware().most_channels_before.items()
+        if settings.release < tuple(map(int, version.split(".")))
+    )
+    return next(of_older, hardware().most_channels)
 
 
 def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[list[int], int]:
@@ -161,9 +163,7 @@ def tree_threshold(system: System, settings: LibrarySettings) -> float:
     """Largest all-reduce that NCCL 2.4 runs as trees; bytes."""
     nvlink = system.gpus > 1 and RANK[system.tree.type_intra] <= RANK["NVB"]
     ring = _RING_BYTES_PER_US * (channels_of(system, "ring", settings) if nvlink else 1)
-    tree = ring * 2 / 3
-    if nvlink:
-        tree = ring * 3 / 4 * (2 if system.nodes == 2 else 1)
+    tree = ring * 3 / 4 * (2 if system.nodes == 2 else 1) if nvlink else ring * 2 / 3
     ring_us = _RING_US * (system.ranks - 1)
     tree_us = _TREE_BETWEEN_US * int(math.log2(system.nodes))
     tree_us += _TREE_US * (system.ranks // system.nodes - 1)

@@ -169,10 +169,8 @@ def _lay_from_nic(room: _Room, nic: int) -> bool:
         range(host.gpus), key=lambda gpu: (RANK[host.inward[gpu, nic].type], room.begun[gpu], gpu)
     )
     best = RANK[host.inward[near[0], nic].type]
-    starts = [gpu for gpu in near if RANK[host.inward[gpu, nic].type] == best]
-    if room.order and demand.same:
-        starts = [room.order[0]]
-    for start in starts:
+    nearest = [gpu for gpu in near if RANK[host.inward[gpu, nic].type] == best]
+    for start in room.order[:1] if demand.same and room.order else nearest:
         path = host.inward[start, nic]
         if RANK[path.type] > limit or not room.take(path, speed):
             continue

@@ -164,8 +164,11 @@ def _host_paths(machine: Machine, rails: Rails) -> tuple[Path, ...]:
         local[rails.chains].tolist(), rails.nics.tolist(), rails.spread.tolist(), strict=True
     ):
         gpus, port = [topology.ranks[gpu] for gpu in chain], router.nic_name(0, nic)
-        for a, b in pairwise(gpus):
-            paths += [local_path(topology, router, *ends) for ends in ((a, b), (b, a))]
+        paths += [
+            local_path(topology, router, *ends)
+            for a, b in pairwise(gpus)
+            for ends in ((a, b), (b, a))
+        ]
         paths += [
             nic_path(topology, router, gpu, port, outward=outward)
             for gpu in gpus[: 1 + spread]

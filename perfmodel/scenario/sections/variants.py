@@ -64,9 +64,11 @@ class SweepSection(Section):
     @property
     def axes(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
         """Each field with its section ("grid" or "zip") and its values."""
-        for section in ("grid", "zip"):
-            for field, values in getattr(self, section).items():
-                yield section, field, values
+        return (
+            (section, field, values)
+            for section in ("grid", "zip")
+            for field, values in getattr(self, section).items()
+        )
 
     def _rules(self) -> Rules:
         lengths = {field: len(values) for field, values in self.zip.items()}

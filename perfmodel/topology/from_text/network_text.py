@@ -237,9 +237,8 @@ def read_intra(text: str) -> IntraText:
     """
     text, denied = _UNUSED_NVLINK.subn(" ", links_inside(text).lower())
     nvlink = bool(re.search(r"nv\s?link|nvswitch|\bnv\d+\b", text))
-    layout = next((name for pattern, name in _LAYOUTS if re.search(pattern, text)), None)
-    if denied and not nvlink:
-        layout = "pcie"
+    named = next((name for pattern, name in _LAYOUTS if re.search(pattern, text)), None)
+    layout = "pcie" if denied and not nvlink else named
     if layout is None and not nvlink and re.search(r"pci|pix|pxb|phb|\bsys\b|numa|root", text):
         layout = "pcie"
     each = re.search(r"(\d+)\s*(?:x|links? of|links? at)\s*(\d+(?:\.\d+)?)\s*gb", text)

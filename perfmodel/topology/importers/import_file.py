@@ -105,12 +105,11 @@ def import_file(
     )
     if kind == "ibnetdiscover":
         options = {"gpu": gpu, "template": template, "graph": graph}
-        stated = {name: str(value) for name, value in options.items() if value is not None}
-        if stated:
-            raise InputError(
-                Fault(name, repr(value), "nothing: a fabric has no GPUs")
-                for name, value in stated.items()
-            )
+        raise_faults(
+            Fault(name, repr(str(value)), "nothing: a fabric has no GPUs")
+            for name, value in options.items()
+            if value is not None
+        )
         return read_fabric(text, str(path))
     read = read_nccl if kind == "nccl-topology" else read_matrix
     imported = read(text, str(path), gpu=gpu, template=template)

@@ -92,8 +92,11 @@ def template_text(
     """
     split = (line for comment in comments for line in comment.splitlines())
     lines = [f"# {_one_line(line)}".rstrip() for line in split]
-    for key, value in document.items():
-        lines += _field(key, value, "", (entry_comments or {}).get(key, {}))
+    lines += [
+        line
+        for key, value in document.items()
+        for line in _field(key, value, "", (entry_comments or {}).get(key, {}))
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
@@ -97,8 +97,7 @@ def _checked(table: TableLines, file: str) -> tuple[_Cells, list[str]]:
 
 
 def _refuse(problems: Sequence[Problem], file: str) -> None:
-    if problems:
-        raise InputError(Fault(*problem[:3], file, problem[3]) for problem in problems)
+    raise_faults(Fault(*problem[:3], file, problem[3]) for problem in problems)
 
 
 def _table_problems(table: TableLines) -> Iterator[Problem]:
@@ -284,9 +283,8 @@ def _split_glued(line: str) -> str:
 def _goes_on(line: str, header: str) -> bool:
     """Whether a line goes on a header: no row, and nothing but names and titles."""
     tokens = _split_glued(line).split()
-    if not tokens or _is_row(tokens):
-        return False
-    return len(header) >= 40 and all(re.fullmatch(r"[A-Za-z0-9_.:-]{1,20}", t) for t in tokens)
+    names = all(re.fullmatch(r"[A-Za-z0-9_.:-]{1,20}", token) for token in tokens)
+    return bool(tokens) and names and not _is_row(tokens) and len(header) >= 40
 
 
 def _joined(parts: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from perfmodel.errors import TopologyError, allowed_names
+from perfmodel.memo import grouped
 from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
@@ -94,37 +95,28 @@ class HostRoutes:
     def _nic_groups(self, local: str, host: int) -> list[list[str]]:
         """NICs that a device reaches, best first, equally good ones together."""
         reached = self.paths(local, host)
-        groups: dict[tuple[int, float], list[str]] = {}
-        for name, kind in self.kinds.items():
-            if kind == "nic" and name in reached:
-                groups.setdefault(reached[name].cost[:2], []).append(name)
+        nics = (name for name, kind in self.kinds.items() if kind == "nic" and name in reached)
+        groups = grouped((reached[name].cost[:2], name) for name in nics)
         return [groups[key] for key in sorted(groups)]
 
     def _rank_nics(self, host: int) -> dict[str, tuple[str, ...]]:
-        grouped = {
+        near = {
             name: self._nic_groups(name, host) for name, kind in self.kinds.items() if kind == "gpu"
         }
-        sharers: dict[tuple[str, ...], list[str]] = {}
-        for gpu, groups in grouped.items():
-            if groups:
-                sharers.setdefault(tuple(groups[0]), []).append(gpu)
+        sharers = grouped((tuple(groups[0]), gpu) for gpu, groups in near.items() if groups)
         ranked: dict[str, tuple[str, ...]] = {}
         for nics, users in sharers.items():
             for position, gpu in enumerate(users):
                 start = position * max(1, len(nics) // len(users)) % len(nics)
-                rest = chain.from_iterable(grouped[gpu][1:])
+                rest = chain.from_iterable(near[gpu][1:])
                 ranked[gpu] = (*nics[start:], *nics[:start], *rest)
         return ranked
 
 
-def _dead_arcs_by_host(topology: Topology) -> dict[int, set[int]]:
+def _dead_arcs_by_host(topology: Topology) -> dict[int, list[int]]:
     """Dead arcs of each host that has any, numbered as in the first host."""
-    by_host: dict[int, set[int]] = {}
-    for arc in topology.dead:
-        if arc < topology.first_cable:
-            host, local = divmod(arc, topology.host_arcs)
-            by_host.setdefault(host, set()).add(local)
-    return by_host
+    inside = (arc for arc in topology.dead if arc < topology.first_cable)
+    return grouped(divmod(arc, topology.host_arcs) for arc in inside)
 
 
 def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:

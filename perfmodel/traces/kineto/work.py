@@ -6,7 +6,6 @@ A layer is the operators of backward up to the gradients that they complete.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
+from perfmodel.memo import grouped
 from perfmodel.traces.kineto.collective_calls import communication_mask, first_tensor
 from perfmodel.traces.kineto.event_stream import refuse_trace
 from perfmodel.traces.kineto.event_table import BACKENDS, MODULE, Events, EventTable
@@ -146,18 +146,17 @@ def name_layers(
     table: EventTable, backward: Pass, forward: tuple[NDArray[np.int64], NDArray[np.int64]]
 ) -> tuple[TracedLayer, ...]:
     """Name each layer after the module, or else the operator, that runs its forward."""
-    modules, members = _module_names(table, forward), defaultdict[int, list[int]](list)
+    modules = _module_names(table, forward)
+    members = grouped((layer, at) for at, layer in enumerate(backward.layer_of_gradient))
     words = [
         modules.get(layer) or _layer_word(table, backward, forward[0], layer)
         for layer in range(backward.size)
     ]
-    for gradient, layer in enumerate(backward.layer_of_gradient):
-        members[layer].append(gradient)
     # Alike names are numbered in the order of forward, which is backward's reversed.
     return tuple(
         TracedLayer(
             word if words.count(word) == 1 else f"{word}_{words[at:].count(word)}",
-            tuple(members[at]),
+            tuple(members.get(at, ())),
         )
         for at, word in enumerate(words)
     )

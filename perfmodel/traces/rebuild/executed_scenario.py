@@ -82,9 +82,7 @@ def draft_scenario(
     )
     is_sharded = "reduce_scatter" in operations
     op = "reduce_scatter" if is_sharded else "all_reduce"
-    strategy: dict[str, Any] = {"kind": "ddp"}
-    if is_sharded:
-        strategy = _sharded_strategy(trace, model)
+    strategy: dict[str, Any] = _sharded_strategy(trace, model) if is_sharded else {"kind": "ddp"}
     if model.passes > 1:
         strategy["accumulate"] = model.passes
     optimizer = OPTIMIZERS.get(model.optimizer)

@@ -159,9 +159,8 @@ def dump_yaml(document: Mapping[str, Any], comment: str) -> str:
 
 def _check_strategy(trace: RankTrace) -> None:
     step, ranks = trace.steps[-1], trace.world_size
-    known = SHARDED if trace.fsdp else DATA_PARALLEL
-    if trace.fsdp and trace.shard_ranks < ranks:
-        known = known | {"all_reduce"}
+    between_shards = {"all_reduce"} if trace.shard_ranks < ranks else set()
+    known = SHARDED | between_shards if trace.fsdp else DATA_PARALLEL
     others = {call.op for step in trace.steps for call in (*step.buckets, *step.others)} - known
     parts = {call.group_size or ranks for call in step.buckets} - {ranks, trace.shard_ranks}
     allowed = "a step of DistributedDataParallel, FSDP or of one GPU, for a scenario"

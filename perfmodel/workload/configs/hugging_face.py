@@ -185,13 +185,10 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     """Return the model of a configuration that was read."""
     family, section = _family_of(document)
     content = document.content
-    fields = _with_updates(content)
-    if section:
-        fields = {
-            **{key: content[key] for key in SHARED if key in content},
-            **content[section],
-            "architectures": None,
-        }
+    shared = {key: content[key] for key in SHARED if key in content}
+    fields = (
+        {**shared, **content[section], "architectures": None} if section else _with_updates(content)
+    )
     is_part = bool(section) or content.get("model_type") in FLAT
     if is_part and not section:
         fields = {**fields, "architectures": None, "vision_config": None}

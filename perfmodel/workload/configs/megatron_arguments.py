@@ -261,9 +261,8 @@ def _vocabulary(arguments: MegatronArguments) -> int | None:
 
 
 def _is_learned(arguments: MegatronArguments) -> bool:
-    if arguments.use_rotary_position_embeddings:
-        return False
-    return arguments.position_embedding_type == "learned_absolute"
+    kind, is_rotary = arguments.position_embedding_type, arguments.use_rotary_position_embeddings
+    return kind == "learned_absolute" and not is_rotary
 
 
 def _buildable(arguments: MegatronArguments, name: str, source: str) -> Buildable:

@@ -390,9 +390,11 @@ def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
         for name, row in _table()["recipes"][float8.library].items()
         if name not in excluded and gpu.generation in row["generations"]
     ]
-    text = f"{', '.join(map(repr, allowed))} on {gpu.name}"
-    if not allowed:
-        text = f"another precision on {gpu.name}: of {gpu.generation}, casts to fp8 are not known"
+    text = (
+        f"{', '.join(map(repr, allowed))} on {gpu.name}"
+        if allowed
+        else f"another precision on {gpu.name}: of {gpu.generation}, casts to fp8 are not known"
+    )
     lacks = "fp8" in gpu.peak_flops and float8.recipe not in allowed
     return failed((lacks, "fp8.recipe", repr(float8.recipe), text))
 

@@ -85,9 +85,11 @@ def optimizer_launches(
     if kernels == "for-loop":
         return len(trained) * (kind.operations + constants.for_loop.operations)
     elements = sum(tensor.numel for tensor in trained)
-    each, times = kind.tensors_per_launch, 1
-    if kernels == "foreach":
-        each, times = constants.tensors_per_operation, kind.operations
+    each, times = (
+        (constants.tensors_per_operation, kind.operations)
+        if kernels == "foreach"
+        else (kind.tensors_per_launch, 1)
+    )
     return times * (-(-len(trained) // each) + elements // constants.elements_per_launch)
 
 

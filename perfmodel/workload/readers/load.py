@@ -157,8 +157,7 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
         from perfmodel.workload.configs.file_text import is_argument_file
         from perfmodel.workload.configs.megatron_arguments import megatron_model
 
-        stated: str | Path = section.megatron
-        if is_argument_file(section.megatron):
-            stated = resolve("megatron", section.megatron)
+        is_file_named = is_argument_file(section.megatron)
+        stated = resolve("megatron", section.megatron) if is_file_named else section.megatron
         return megatron_model(stated, section.name)
     return section.name or ""

@@ -95,7 +95,4 @@ def build_model(
 
 def zoo_model(name: str) -> Buildable | None:
     """Return a model of the zoo before it is built; None: no model has this name."""
-    for family in _FAMILIES:
-        if name in _models(family):
-            return _models(family)[name]
-    return None
+    return next((_models(each)[name] for each in _FAMILIES if name in _models(each)), None)

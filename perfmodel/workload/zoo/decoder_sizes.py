@@ -186,9 +186,8 @@ class RoutedShape:
 
     def is_routed(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
-        if layer in self.dense_layers:
-            return False
-        return layer >= self.dense_first and (layer + 1) % self.every == 0
+        is_late = layer >= self.dense_first and layer not in self.dense_layers
+        return is_late and (layer + 1) % self.every == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
@@ -88,9 +90,8 @@ def dit(*, dtype: str, image_size: int) -> Workload:
     code = Image(LATENT_CHANNELS, side, side)
     patches, grid = convolution("pos_embed.proj", code, WIDTH, PATCH, stride=PATCH, relu=False)
     tokens, elements = grid.height * grid.width, grid.elements
-    parts = [patches]
-    for block in range(LAYERS):
-        parts += _block(f"transformer_blocks.{block}", tokens)
+    blocks = (_block(f"transformer_blocks.{block}", tokens) for block in range(LAYERS))
+    parts = [patches, *chain.from_iterable(blocks)]
     first = "transformer_blocks.0.norm1.emb.timestep_embedder"
     # the condition is computed once more, with the embedder of the first block
     parts += [
