@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -52,7 +53,8 @@ def ask(talk: Callable[[Client], Awaitable[T]], *flags: str) -> T:
         async with Client(server) as client:
             return await talk(client)
 
-    return anyio.run(converse)
+    with ThreadPoolExecutor(1) as thread:  # a browser's test may have left a loop in this one
+        return thread.submit(anyio.run, converse).result()
 
 
 def text_of(answer: CallToolResult) -> str:
