@@ -12,6 +12,7 @@ from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.steps.retimed_steps import RetimedSteps
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import (
     SizedJob,
@@ -110,7 +111,9 @@ class PredictedStep:
             if measured:
                 batch = self.sized.batch
                 sized = sized.with_spread(measured_factors(batch, batch))
-            parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
+            parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(
+                sized, RetimedSteps(reported, sized.disturbances)
+            )
             ends = None
             if parts is not None:
                 parts = (*parts, self._unnamed_network(reported.step_s))
@@ -153,7 +156,12 @@ class PredictedStep:
         """Both ends of each uncertainty of a step with other micro-batches; "": the step, twice."""
         cells = {**self.stated.cells, "accumulate": str(micro_batches)}
         other = predict_step(read_step(cells))
-        parts = simulate_uncertainties(other.sized, other._run(1.0)) or ()
+        parts = (
+            simulate_uncertainties(
+                other.sized, RetimedSteps(other._run(1.0), other.sized.disturbances)
+            )
+            or ()
+        )
         return {
             "": (other.step_s, other.step_s),
             **{part.origin: (part.low_s, part.high_s) for part in parts},
