@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
@@ -32,14 +31,12 @@ from perfmodel.simulate.engine.engine import (
 )
 from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
-from perfmodel.simulate.engine.task_graph import Dependencies, dependencies
+from perfmodel.simulate.engine.task_graph import Clock, Dependencies, delay_work, dependencies
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 ALONE = Surroundings()
-Clock = float | FloatArray
-"""A time for each rank of a class, or one time for all of them; seconds."""
 
 
 def simulate_ranks(
@@ -230,9 +227,7 @@ class _Recurrence:
             if begin_s >= latest:
                 break
             overlap = _later(start, begin_s) if begin_s > earliest else start
-            slow_s = (end - overlap) * (self._slowdown - 1.0)
-            most_s = (stop_s - overlap) * (1.0 - 1.0 / self._slowdown)
-            end = end + np.maximum(0.0, np.minimum(slow_s, most_s))
+            end = delay_work(end, (overlap, stop_s), self._slowdown)
             latest = _last(end)
         return end
 

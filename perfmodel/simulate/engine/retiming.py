@@ -25,6 +25,7 @@ from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
     Participants,
     calls_of,
+    delay_work,
     dependencies,
     participants_of,
 )
@@ -53,9 +54,15 @@ def works_s(plan: StepPlan) -> FloatArray:
 
 
 def can_be_retimed(plan: StepPlan) -> bool:
-    """Whether tasks of a plan wait for nothing but other tasks and their turn."""
-    several = {stream.name for stream in plan.streams if stream.workers > 1}
-    return not any(task.acquires or task.core_s or task.stream in several for task in plan.tasks)
+    """Whether tasks of a plan wait for nothing but other tasks and their turn.
+
+    And whether work that communication slows down is done one piece after the other in each class.
+    """
+    used = {task.stream for task in plan.tasks}
+    streams = [stream for stream in plan.streams if stream.name in used]
+    in_turn = all(stream.workers == 1 for stream in streams)
+    in_turn &= sum(stream.kind == "compute" for stream in streams) < 2
+    return in_turn and not any(task.acquires or task.core_s for task in plan.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,10 @@ class RunOrder:
     @cached_property
     def _nodes(self) -> list[_Node]:
         return _nodes(self.plan, self.run)
+
+    def collectives(self) -> list[tuple[int, float]]:
+        """Return the first task of each collective that ran, and how long it took; seconds."""
+        return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
 
     def retime(self, changes: Sequence[Durations]) -> Retimed:
         """Return what the run takes with other durations."""
@@ -272,9 +283,7 @@ class _Overlaps:
         until_s = start_s
         for each in intervals:
             begin_s = np.maximum(each.start_s, until_s)  # of those at once, each its own part
-            slow_s = (end_s - begin_s) * (self.slowdowns - 1.0)
-            most_s = (each.end_s - begin_s) * (1.0 - 1.0 / self.slowdowns)
-            end_s = end_s + np.maximum(0.0, np.minimum(slow_s, most_s))
+            end_s = delay_work(end_s, (begin_s, each.end_s), self.slowdowns)
             until_s = np.maximum(until_s, each.end_s)
         timed_s = self._timed_s[node.task.rank_class]
         self._timed_s[node.task.rank_class] = np.maximum(timed_s, end_s)

@@ -297,6 +297,22 @@ def class_factor(task: Task, factors: float | FloatArray) -> float:
     return float(each.flat[0])
 
 
+Clock = float | FloatArray
+"""A time, or one for each rank or for each change of durations; seconds."""
+
+
+def delay_work(end_s: Clock, communicating: tuple[Clock, Clock], slowdown: Clock) -> FloatArray:
+    """Return when work ends that is `slowdown` times slower while its class communicates.
+
+    `end_s`: when it would end otherwise. `communicating`: from when, not before the work has begun,
+    to when.
+    """
+    from_s, to_s = communicating
+    slow_s, most_s = (end_s - from_s) * (slowdown - 1.0), (to_s - from_s) * (1.0 - 1.0 / slowdown)
+    delayed_s: FloatArray = end_s + np.maximum(0.0, np.minimum(slow_s, most_s))
+    return delayed_s
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """Pieces of work that one stream of a class does in a row; times of the simulation.

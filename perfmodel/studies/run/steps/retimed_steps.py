@@ -6,6 +6,7 @@ the machine that are no limit. One pass through the run that was simulated answe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -37,7 +38,6 @@ from perfmodel.studies.run.steps.simulate_step import (
     split_classes,
     timer_of,
 )
-from perfmodel.training.plan.step_plan import Collective
 
 MOST_MET = 0.1
 """Share of their time by which collectives may have delayed each other where ends of intervals are
@@ -74,11 +74,10 @@ class RetimedSteps:
         by_messages = setup.fidelity in BY_SENDS or uses_sockets(setup.machine, setup.fidelity)
         if varies or by_messages or not can_be_retimed(plan):
             return np.inf
-        alone_s = dict(zip((task.work for task in plan.tasks), self._alone_s, strict=True))
-        calls = [e for e in self.base.run.executions if isinstance(e[0].work, Collective)]
-        took_s = sum(ended_s - began_s for _, _, began_s, ended_s, *_ in calls)
-        least_s = sum(alone_s[task.work] for task, *_ in calls)
-        return (took_s - least_s) / took_s if took_s else 0.0
+        took_s = self._order.collectives()
+        delayed_s = sum(abs(each_s - self._alone_s[at]) for at, each_s in took_s)
+        whole_s = sum(each_s for _, each_s in took_s)
+        return float(delayed_s / whole_s) if whole_s else 0.0
 
     @property
     def is_met(self) -> bool:
@@ -102,11 +101,10 @@ class RetimedSteps:
         """Return the mean counted step of a setup with the same disturbances on its machine."""
         if np.isinf(self.met):
             return Step(np.nan, is_exact=False)
-        retimed, is_free = self._retimed([setup], disturbances), setup.fidelity == "free"
-        fresh = () if is_free or self.is_met else retimed.overlaps(0) - self._overlaps
-        timer = timer_of(setup, disturbances)
-        meets = any(share_links(timer, *pair, *([] if len(pair) > 1 else pair)) for pair in fresh)
-        is_alone = is_free or not (self.is_met or meets)
+        retimed, timer = self._retimed([setup], disturbances), timer_of(setup, disturbances)
+        is_alone = setup.fidelity == "free" or not (
+            self.is_met or any(share_links(timer, pair) for pair in retimed.overlaps(0))
+        )
         return Step(self._counted_s(retimed)[0], is_alone and bool(retimed.are_in_order[0]))
 
     @cached_property
@@ -120,10 +118,6 @@ class RetimedSteps:
     @cached_property
     def _order(self) -> RunOrder:
         return RunOrder(self.base.plan, self.base.run)
-
-    @cached_property
-    def _overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
-        return self._retimed([self.base.setup]).overlaps(0)
 
     def _retimed(
         self, setups: Sequence[SimulationSetup], disturbances: Sequence[Disturbance] | None = None
@@ -149,20 +143,21 @@ class RetimedSteps:
         return Durations(works_s(plan), factors, slowdown)
 
 
-def share_links(timer: UncontendedTimer, *calls: CollectiveCall) -> bool:
-    """Whether the first of some collectives has a link in common with one of the others."""
+def share_links(timer: UncontendedTimer, pair: frozenset[CollectiveCall]) -> bool:
+    """Whether two collectives have a link in common, or one runs twice at the same time."""
     joined, sets = timer.keep(JoinedCollectives), timer.keep_laid(LinkSets)
-    links = [
-        [
+
+    def links_of(call: CollectiveCall) -> list[LinkSet]:
+        op, nbytes, groups, root, times = call
+        number = joined.number_of(groups)
+        return [
             once(sets, stage.edges, partial(LinkSet, stage.edges.arcs))
-            for lowered in joined.of(
-                timer, op, nbytes, groups, root, number=joined.number_of(groups), times=times
-            )
+            for lowered in joined.of(timer, op, nbytes, groups, root, number=number, times=times)
             for stage in lowered.stages
         ]
-        for op, nbytes, groups, root, times in calls
-    ]
-    return any(own.meets(other) for own in links[0] for others in links[1:] for other in others)
+
+    one, other, *_ = (*pair, *pair)
+    return any(own.meets(its) for own, its in itertools.product(links_of(one), links_of(other)))
 
 
 def times_alone_s(calls: Sequence[CollectiveCall | None], timer: UncontendedTimer) -> FloatArray:

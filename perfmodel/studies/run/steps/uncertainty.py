@@ -118,11 +118,12 @@ def simulate_uncertainties(
     base_s = again.base.step_s
     share = reported.step_s / base_s
 
-    ends = dict[str, tuple[SimulationSetup, ...]]()
-    ends[name_compute(job)] = sized.setups_with(
-        sized.with_compute, sized.compute, sized.compute_spread
-    )
     host, network = f"host of {job.gpu.name}", name_network(sized.machine)
+    ends: dict[str, Sequence[SimulationSetup]] = {
+        name_compute(job): sized.setups_with(
+            sized.with_compute, sized.compute, sized.compute_spread
+        )
+    }
     if sized.launches:
         ends[host] = sized.setups_with(sized.with_host, sized.host, host_factors())
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
@@ -130,8 +131,7 @@ def simulate_uncertainties(
         ends["overlap"] = tuple(replace(quick, slowdown=each) for each in overlap_slowdowns())
     if communicates:
         ends[network] = tuple(map(quick.on, ensemble.bounds or ensemble.drawn))
-    steps_s = iter(again.steps_s([each for setups in ends.values() for each in setups]))
-    of_ends = {name: list(islice(steps_s, len(setups))) for name, setups in ends.items()}
+    of_ends = _steps_of(again, ends)
     if host in of_ends and of_ends[host][1] <= (1 + LEAST_CHANGE) * base_s:
         del of_ends[host]
     drawn_s = of_ends.pop(network) if communicates and not ensemble.bounds else None
@@ -140,6 +140,16 @@ def simulate_uncertainties(
     if drawn_s is not None:
         parts.append(drawn_ends(sized.machine, share, drawn_s, base_s))
     return with_chance(parts, None if point is None else point.disturbance)
+
+
+def _steps_of(
+    again: RetimedSteps, ends: Mapping[str, Sequence[SimulationSetup]]
+) -> dict[str, list[float]]:
+    """Return the steps of all ends by what is uncertain, at the fidelity of the run; seconds."""
+    fidelity = again.base.setup.fidelity
+    setups = [replace(each, fidelity=fidelity) for own in ends.values() for each in own]
+    steps_s = iter(again.steps_s(setups))
+    return {name: list(islice(steps_s, len(own))) for name, own in ends.items()}
 
 
 def scaled_ends(origin: str, share: float, ends_s: Iterable[float]) -> Uncertainty:

@@ -52,10 +52,12 @@ def test_a_run_without_meetings_is_timed_again_exactly(name: str) -> None:
     assert again.step_s(base.setup, again.disturbances).is_exact
 
 
-@pytest.mark.parametrize("name", ["llama2-7b-fsdp-h100", "resnet50-dgx-a100"])
+@pytest.mark.parametrize("name", ["llama2-7b-fsdp-h100", "resnet50-dgx-a100", "pipeline"])
 def test_a_run_begins_with_the_first_step(name: str) -> None:
-    """FSDP's first step is one as all others; that of DDP has other buckets."""
-    sized = prepare(load_scenario(name, ["cluster.nodes=2", "scale=null"]))
+    """FSDP's first step is one as all others, and a pipeline's; that of DDP has other buckets."""
+    pipeline = ("gpt3-175b-1024-a100", ["parallel.pipeline.stages=4", "cluster.nodes=32"])
+    file, changes = pipeline if name == "pipeline" else (name, ["cluster.nodes=2", "scale=null"])
+    sized = prepare(load_scenario(file, changes))
     again = RetimedSteps(simulate_reported(sized), ())
     assert first_step_s(sized, again) == pytest.approx(first_step_s(sized), rel=1e-12)
 

@@ -90,3 +90,17 @@ def test_ends_are_compared_with_as_many_steps_as_they_have(monkeypatch: pytest.M
     usual = relative_ends()
     monkeypatch.setattr(sized_job, "MANY_TASKS", 1)
     assert relative_ends() == pytest.approx(usual, rel=1e-3)
+
+
+def test_ends_of_a_run_by_messages_are_those_of_flows() -> None:
+    """On sockets, where ends are simulated: a message of each send takes other times."""
+    name, ratios = "resnet18-loopback-gloo", []
+    for fidelity in ("flow", "message"):
+        sized = prepare(load_scenario(name, ["scale=null"]), fidelity=fidelity)
+        again = RetimedSteps(simulate_reported(sized), sized.disturbances)
+        parts = simulate_uncertainties(sized, again) or ()
+        step_s = again.base.step_s
+        ratios.append([(each.low_s / step_s, each.high_s / step_s) for each in parts])
+    flows, messages = ratios
+    assert flows
+    assert messages == [pytest.approx(each, rel=1e-12) for each in flows]
