@@ -186,10 +186,10 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Renaming]:
 
     def begin() -> Renaming:
         renaming = Renaming(31)
-        expand, spread, parts_of = (
+        expand, spread, join = (
             parallel_layout.expand_ranks,
             parallel_layout.spread_replica,
-            parallel_layout.plan_parts,
+            parallel_layout.pipeline_plan,
         )
         monkeypatch.setattr(
             parallel_layout, "expand_ranks", lambda plan, grid: expand(renaming.part(plan), grid)
@@ -201,10 +201,10 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Renaming]:
         )
         monkeypatch.setattr(
             parallel_layout,
-            "plan_parts",
-            lambda *given: [
-                replace(each, plan=renaming.part(each.plan)) for each in parts_of(*given)
-            ],
+            "pipeline_plan",
+            lambda schedule, parts, options: join(
+                schedule, [replace(each, plan=renaming.part(each.plan)) for each in parts], options
+            ),
         )
         monkeypatch.setattr(sized_job, "plan_step", after(sized_job.plan_step, renaming.step))
         monkeypatch.setattr(LoopJob, "plan", after(LoopJob.plan, renaming.loops))
