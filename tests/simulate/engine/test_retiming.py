@@ -94,6 +94,42 @@ def test_collectives_that_would_meet_are_named() -> None:
     assert {nbytes for _, nbytes, *_ in pair} == {call.nbytes for call in calls}
 
 
+def test_work_that_was_timed_before_what_slows_it_is_told() -> None:
+    """With a quicker host the collective begins within work that ended before it in the run."""
+    tasks = (
+        Task("work", "forward", "a", "compute", Compute(1.0)),
+        Task("issue", "launch", "a", "host", Compute(2.0)),
+        Task(
+            "reduce",
+            "communication",
+            "a",
+            "comm",
+            Collective("all_reduce", 1e6, "all", "reduce"),
+            (1,),
+        ),
+    )
+    streams = (Stream("compute", "compute"), Stream("host", "host"), Stream("comm", "comm"))
+    classes = (RankClass("a", range(RANKS)),)
+    plan = StepPlan("late collective", classes, streams, COMMUNICATORS, tasks, 1)
+    run = simulate(plan, random_machine(3, RANKS, mesh=True), overlap_slowdown=1.4)
+    works, ones = works_s(plan), np.ones(3)
+    quicker = works * (1.0, 0.25, 1.0)
+    changes = [Durations(work, ones, 1.4) for work in (works, quicker)]
+    assert RunOrder(plan, run).retime(changes).are_in_order.tolist() == [True, False]
+
+
+def test_two_streams_of_compute_are_not_timed_again() -> None:
+    """Of work at the same time, how much a collective slows each down is left to simulations."""
+    tasks = (
+        Task("work", "forward", "a", "compute", Compute(1.0)),
+        Task("other work", "forward", "a", "second", Compute(1.0)),
+    )
+    streams = (Stream("compute", "compute"), Stream("second", "compute"))
+    plan = StepPlan("two", (RankClass("a", range(RANKS)),), streams, COMMUNICATORS, tasks, 1)
+    assert not can_be_retimed(plan)
+    assert can_be_retimed(replace(plan, tasks=tasks[:1]))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_semaphores_and_several_workers_are_not_timed_again(seed: int) -> None:
     plan = random_plan(seed, 14, 1)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.run.resolve.what_if import apply_what_if
+from perfmodel.studies.run.steps import retimed_steps, sized_job
+from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.retimed_steps import MOST_MET, RetimedSteps
-from perfmodel.studies.run.steps.simulate_step import SimulationSetup
+from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import SizedJob, first_step_s, prepare, simulate_reported
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+from tests.simulate.random_machines import random_machine
+from tests.simulate.reference.test_plan_processes import COMMUNICATORS, RANKS
 
 ALONE = ("bert-large-v100-25g", "llama2-7b-fsdp-h100", "gpt2-xl-pcie-no-p2p", "straggler")
 MEETING = ("long-context-llama3-8b", "mixtral-8x7b-fabrics")
@@ -60,6 +74,55 @@ def test_a_run_begins_with_the_first_step(name: str) -> None:
     sized = prepare(load_scenario(file, changes))
     again = RetimedSteps(simulate_reported(sized), ())
     assert first_step_s(sized, again) == pytest.approx(first_step_s(sized), rel=1e-12)
+
+
+def test_a_first_step_that_was_delayed_is_simulated() -> None:
+    """A later step's communication may be what delayed the first one of the run."""
+    sized = prepare(load_scenario("llama2-7b-fsdp-h100", ["cluster.nodes=2", "scale=null"]))
+    base = simulate_reported(sized)
+    delayed = replace(base, run=replace(base.run, step_ends_s=(9.0, *base.run.step_ends_s[1:])))
+    met = SimpleNamespace(base=delayed, is_met=True)
+    assert first_step_s(sized, cast("RetimedSteps", met)) == first_step_s(sized)
+
+
+def test_communication_that_meets_with_the_other_numbers_only_is_not_exact() -> None:
+    """Of two streams, with work between them that keeps them apart until it is quick."""
+    calls = [Collective("all_reduce", nbytes, "all", str(nbytes)) for nbytes in (1e6, 1e5)]
+    streams = (Stream("compute", "compute"), Stream("comm", "comm"), Stream("other", "comm"))
+
+    def plan(work_s: float) -> StepPlan:
+        tasks = (
+            Task("first", "communication", "a", "comm", calls[0]),
+            Task("work", "forward", "a", "compute", Compute(work_s)),
+            Task("second", "communication", "a", "other", calls[1], (1,)),
+        )
+        return StepPlan(
+            "two streams", (RankClass("a", range(RANKS)),), streams, COMMUNICATORS, tasks, 1
+        )
+
+    machine = random_machine(3, RANKS, mesh=True)
+    apart = SimulationSetup(machine, lambda _: plan(1.0), "flow", None, 0.0, {})
+    near = replace(apart, plan_for=lambda _: plan(1e-9))
+    again = RetimedSteps(simulate_steps(apart, (), SETTLED_STEPS), ())
+    assert not again.is_met
+    assert again.step_s(apart, ()).is_exact
+    found = again.step_s(near, ())
+    assert not found.is_exact
+    assert found.step_s < simulate_steps(near, (), SETTLED_STEPS).step_s
+
+
+def test_one_step_simulated_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan of many tasks, whose first step is longer than the later ones."""
+    monkeypatch.setattr(sized_job, "MANY_TASKS", 1)
+    monkeypatch.setattr(retimed_steps, "MOST_MET", -1.0)
+    changes = ["cluster.nodes=2", "scale=null", "training.batch_per_gpu=1"]
+    sized = prepare(load_scenario("resnet50-dgx-a100", changes))
+    base = simulate_reported(sized)
+    assert abs(base.run.step_ends_s[0] / base.step_s - 1) > 1e-2
+    again, steady = RetimedSteps(base, sized.steady_disturbances), sized.steady_disturbances
+    others = setups(sized)[:2]
+    simulated_s = [base.simulate_again(steady, each) for each in others]
+    assert again.steps_s(others) == pytest.approx(simulated_s, rel=2e-3)
 
 
 @pytest.mark.slow

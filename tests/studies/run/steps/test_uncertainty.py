@@ -104,3 +104,14 @@ def test_ends_of_a_run_by_messages_are_those_of_flows() -> None:
     flows, messages = ratios
     assert flows
     assert messages == [pytest.approx(each, rel=1e-12) for each in flows]
+
+
+def test_a_host_that_is_hardly_waited_for_is_no_part_of_the_interval() -> None:
+    """Kernels of large batches outlast what launches them, those of an image each do not."""
+    sizes = {1024: "bert-large-v100-25g", 1: "resnet50-dgx-a100"}
+    for batch, name in sizes.items():
+        changes = ["cluster.nodes=2", "scale=null", f"training.batch_per_gpu={batch}"]
+        sized = prepare(load_scenario(name, changes))
+        again = RetimedSteps(simulate_reported(sized), sized.steady_disturbances)
+        parts = simulate_uncertainties(sized, again) or ()
+        assert any(each.origin.startswith("host of") for each in parts) is (batch == 1)
