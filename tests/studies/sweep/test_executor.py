@@ -46,6 +46,26 @@ def test_the_order_of_variants_changes_no_answer(alone: SweepResult) -> None:
     assert backwards.answers == alone.answers[::-1][:6]
 
 
+def burn(work_s: float) -> int:
+    """Compute for so long; the process that did."""
+    end_s = time.process_time() + work_s
+    while time.process_time() < end_s:
+        pass
+    return os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share_s", "here"), [(0.5, 1), (60.0, 6)])
+def test_processes_start_once_what_is_left_is_worth_them(
+    share_s: float, here: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "SHARE_S", share_s)
+    monkeypatch.setattr(executor, "COLD_S", 0.0)
+    monkeypatch.setattr(executor, "count_cores", lambda: 2)
+    calls = [(0.5,)] * 6
+    assert [*map_unordered(burn, calls)].count(os.getpid()) == here
+
+
 def test_all_faults_of_flags_at_once() -> None:
     for given, fields in (
         (("locky", None, 0), ["--backend", "-j"]),
