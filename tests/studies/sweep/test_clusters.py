@@ -54,17 +54,24 @@ def swept_alone(scenario: Path) -> str:
 
 
 def swept_with_a_death(scenario: Path, cluster: int, worker: str, *words: str, **more) -> str:
-    """The table of a sweep in whose midst one of two workers of a session is killed."""
+    """The table of a sweep in whose midst a worker of a session is killed.
+
+    On a busy machine the other one may only be starting.
+    """
     store = scenario.parent / "s.sqlite"
     more_words = ("--store", str(store), "--csv", "t.csv", "--json")
     one = start_sweep(str(scenario), "--set", GRID, *words, *more_words, **more)
-    assert until(lambda: count(store) >= 2 or one.poll() is not None, 120)
-    victims = named(cluster, worker)
+    victims: list[int] = []
+
+    def works() -> bool:
+        victims[:] = named(cluster, worker) if count(store) >= 2 else []
+        return bool(victims) or one.poll() is not None
+
+    assert until(works, 120)
     os.kill(victims[0], signal.SIGKILL)
     when = count(store)
     out, said = one.communicate(timeout=300)
     assert one.returncode == 0, said
-    assert len(victims) == 2
     assert when < VARIANTS
     assert out.startswith("{\n"), out  # of ray's words none stands before the document
     assert count(store) == VARIANTS
