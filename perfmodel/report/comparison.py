@@ -68,6 +68,7 @@ def figures_table(comparison: Comparison) -> Table:
                 "80 % interval",
                 lambda p: quantities.span_or("not known", p.interval_s, quantities.duration),
             ),
+            row("rests on", lambda p: p.evidence.grade if p.evidence else "not known"),
             _throughput_row(comparison),
             *(
                 [row("time per sample", lambda p: quantities.duration(1 / p.samples_per_s))]

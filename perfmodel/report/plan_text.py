@@ -219,6 +219,9 @@ def answers(plan: PlanResult) -> dict[str, str]:
         ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
         for answer, own in questions.items()
     }
+    best = plan.best
+    if best and best.step and best.step.rests_on:
+        joined[f"{best.candidate} rests on"] = best.step.rests_on
     return joined | dict(_price_answer(plan)) | dict(_upgrade_answers(plan))
 
 

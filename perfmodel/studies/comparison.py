@@ -237,7 +237,7 @@ def _side(side: Side) -> dict[str, Any]:
         **attributes(
             point,
             "step_time_s interval_s samples_per_s compute_s comm_s exposed_comm_s breakdown_s "
-            "bottleneck communication sent_bytes mfu",
+            "bottleneck communication sent_bytes mfu evidence",
         ),
         "memory_bytes": point.memory.total_bytes,
         "fits": point.memory.fits,
@@ -257,8 +257,10 @@ def _csv_row(comparison: Comparison, at: int) -> dict[str, Any]:
     row = _side(comparison.sides[at])
     parts, uses = row.pop("breakdown_s"), row.pop("communication")
     low_s, high_s = row.pop("interval_s") or (None, None)
+    evidence = row.pop("evidence")
     return {
         **row,
+        "rests_on": evidence and evidence.summary,
         **{f"exposed_{use.op}_s": use.exposed_s for use in uses},
         "low_s": low_s,
         "high_s": high_s,

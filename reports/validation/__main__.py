@@ -40,8 +40,8 @@ def validate(
             "-o",
             "--output",
             metavar="DIR",
-            help="Write the report here (page, Markdown, CSV); default: beside this program, and "
-            "nowhere with --data or --json.",
+            help="Write the report here (page, Markdown, CSV); default: beside this program, with "
+            "the records that answers rest on, and nowhere with --data or --json.",
         ),
     ] = None,
     spread: Annotated[
@@ -91,6 +91,10 @@ def validate(
         write=write_validation,
         folder=folder,
     )
+    if folder == REPORT and data is None:
+        from reports.validation.evidence import write_evidence
+
+        write_evidence(to_json(answer))
     if spread is not None:
         from reports.validation.run import write_spread
 

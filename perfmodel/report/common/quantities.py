@@ -264,6 +264,20 @@ def interval(point: SizeResult) -> str:
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
 
 
+def rests_on(point: SizeResult, *, sourced: bool = False) -> str:
+    """Say which recorded trainings are near; nothing of a step without an interval."""
+    if point.evidence is None:
+        return ""
+    source = f" Source: {point.evidence.nearest[0].source}" if sourced else ""
+    return f"Rests on: {point.evidence.summary}.{source}"
+
+
+def near_records(point: SizeResult) -> dict[str, str]:
+    """Recorded trainings that a step rests on, and where each was published."""
+    nearest = point.evidence.nearest if point.evidence else ()
+    return {f"{near.record}, off by {percent(abs(near.error))}": near.source for near in nearest}
+
+
 def span_or(unknown: str, ends: tuple[float, float] | None, write: Callable[[float], str]) -> str:
     """Write an interval in a cell of a table, and another text where there is none."""
     return unknown if ends is None else span(*ends, write)

@@ -339,11 +339,13 @@ def _memory(point: SizeResult) -> Section:
 def _grounds(result: Result) -> Section:
     facts = {"interval": quantities.interval(result.main), **result.provenance}
     lines = [quantities.assumed(text) for text in result.assumptions]
+    records = quantities.near_records(result.main)
     return section(
         "What this rests on",
         "",
         *([Heading("Assumptions"), Bullets(lines)] if lines else []),
         Heading("Provenance"),
         Definitions({"scenario": result.scenario, "simulated as": result.main.mode} | facts),
+        *([Heading("Nearest records"), Definitions(records)] if records else []),
         Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),
     )

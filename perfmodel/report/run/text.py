@@ -39,7 +39,10 @@ def result_header(result: Result) -> Header:
     return header(
         f"{result.workload} with {result.strategy} on {result.machine}",
         quantities.headline(result),
-        [f"{PREDICTION} Step time: {quantities.interval(result.main)}."],
+        [
+            f"{PREDICTION} Step time: {quantities.interval(result.main)}.",
+            quantities.rests_on(result.main),
+        ],
         [result.question],
     )
 
@@ -60,6 +63,7 @@ def result_lines(result: Result) -> list[Block]:
         quantities.slowest(result),
         quantities.utilisation(main),
         f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
+        quantities.rests_on(main, sourced=True),
     ]
     sizes = tabulate(
         result.points,
@@ -137,7 +141,7 @@ def run_markdown(result: Result) -> str:
                     "What this rests on",
                     "",
                     Bullets([quantities.assumed(text) for text in result.assumptions]),
-                    Table(("What", "Value"), list(facts.items())),
+                    Table(("What", "Value"), list((facts | quantities.near_records(main)).items())),
                 ),
             ],
         )
@@ -184,6 +188,7 @@ def to_json(result: Result) -> dict[str, Any]:
                     if cost is None
                     else attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
                 ),
+                "evidence": result.main.evidence,
                 "server_use": result.main.server_use,
                 "hot_spot": result.main.hot_spot,
                 "search": result.search,

@@ -261,4 +261,5 @@ def _step(answer: Answer) -> Step | None:
         fits=bool(answer.fits),
         tight=bool(answer.tight),
         routing_cost=answer.routing_cost or 1.0,
+        rests_on=answer.rests_on,
     )

@@ -47,6 +47,7 @@ CSV_COLUMNS = (
     "fits",
     "tight",
     "routing_cost",
+    "rests_on",
     "samples",
     "steps",
     "work_s",

@@ -20,6 +20,7 @@ class Step:
     FLOPs utilisation: three times the forward products of the batch over the dense peak.
     `tight`: it fits, but not with what CUDA, NCCL and the allocator take beside it.
     `routing_cost`: times as long as the largest all-reduce takes without collisions in the fabric.
+    `rests_on`: which recorded trainings are near, in words.
     """
 
     step_time_s: float
@@ -34,6 +35,7 @@ class Step:
     mfu: float | None = None
     tight: bool = False
     routing_cost: float = 1.0
+    rests_on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def simulate_loop_size(
             return point
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
-        point = with_interval(point, simulate_loop_uncertainties(metrics, point))
+        point = with_interval(point, sized, simulate_loop_uncertainties(metrics, point))
         use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
         assert use is not None
         updates = use.updates_per_s * point.step_time_s

@@ -23,6 +23,8 @@ from perfmodel.workload.model import Sample
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfmodel.studies.run.evidence import Evidence
+
 Scaling = Literal["weak", "strong"]
 
 Interval = tuple[float, float]
@@ -121,7 +123,7 @@ class SizeResult:
     `limit`: what kind of thing the bottleneck is.
     `limiting_links`: the links that it names, in their order.
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
-    `uncertainties`: what it is made of; None where it is.
+    `uncertainties`, `evidence`: what it is made of, and records near it; None where it is.
     `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
         do. None where either size has no interval.
     `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
@@ -159,6 +161,7 @@ class SizeResult:
     mode: str
     disturbance: DisturbanceCost | None = None
     uncertainties: tuple[Uncertainty, ...] | None = None
+    evidence: Evidence | None = None
     scaling_efficiency_interval: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     reliefs: tuple[Relief, ...] = ()
@@ -214,10 +217,8 @@ class Result:
     topology : Topology
         Of the last point.
     assumptions : tuple of str
-    sources : mapping of str to str
-        Sources of the numbers.
-    provenance : mapping of str to str
-        Digests, version, seed, fidelity.
+    sources, provenance : mapping of str to str
+        Sources of the numbers; digests, version, seed, fidelity.
     routing_cost : float
         How many times as long the largest bucket's all-reduce takes as without collisions of flows
         in the fabric.

@@ -42,6 +42,8 @@ class Answer:
         Whether it fits, but not with what CUDA, NCCL and the allocator take beside it.
     routing_cost : float or None
         How many times as long the largest all-reduce takes as without collisions in the fabric.
+    rests_on : str or None
+        Which recorded trainings are near, in words.
     """
 
     status: Literal["ok", "failed"]
@@ -59,6 +61,7 @@ class Answer:
     fits: bool | None = None
     tight: bool | None = None
     routing_cost: float | None = None
+    rests_on: str | None = None
 
     @property
     def as_row(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ def answer(scenario: Scenario, profile: Profile | None = None, *, with_ends: boo
         fits=point.memory.fits,
         tight=point.memory.tight,
         routing_cost=result.routing_cost,
+        rests_on=None if point.evidence is None else point.evidence.summary,
         **attributes(
             point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
         ),

@@ -35,6 +35,11 @@ def own_predictions(gpu: str, folder: Path = FOLDER) -> tuple[str, list[Predicti
 Cells = Mapping[str, str]
 
 
+def settings_of(gpu: str, folder: Path = FOLDER) -> list[tuple[str, Cells]]:
+    """Return the cells of each measured step by the name of its row."""
+    return [(name, measured) for name, _, measured in _pairs(folder, f"{gpu}_{STEPS}")]
+
+
 def _pairs(folder: Path, name: str) -> list[tuple[str, Cells, Cells]]:
     files = [folder / side / f"{name}.csv" for side in ("predicted", "measured")]
     predicted, measured = map(rows_of, files)

@@ -223,4 +223,5 @@ def _row_json(table: str, step: StrategyStep) -> dict[str, Any]:
         "intervals": {name: list(ends) for name, ends in step.intervals.items()},
         "source": step.source,
         "note": step.note,
+        "setting": step.setting and as_json(step.setting._asdict(), "setting"),
     }

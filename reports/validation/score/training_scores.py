@@ -161,4 +161,5 @@ def row_json(table: str, run: TrainingRun) -> dict[str, Any]:
         "scaled_samples_per_s": run.scaled,
         "intervals": {name: list(ends) for name, ends in run.intervals.items()},
         "source": run.source,
+        "setting": run.setting and as_json(run.setting._asdict(), "setting"),
     }

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from perfmodel.studies.run.evidence import Setting
+
 Quantity = Literal["step", "scaled", "memory"]
 QUANTITIES: tuple[Quantity, ...] = ("step", "scaled", "memory")
 """What is compared: step time from datasheets; the same with compute scaled so that the table's
@@ -33,6 +35,7 @@ class StrategyStep:
     `undecided`: why the source states too little to predict a step, so that none is compared.
     `intervals`: of predicted step times.
     `sampled`: whether it is predicted also where of tables with many setups a few are.
+    `setting`: by which an answer is near it.
     """
 
     model: str
@@ -57,6 +60,7 @@ class StrategyStep:
     samples: int = 1
     degrees: str = ""
     sampled: bool = True
+    setting: Setting | None = None
 
     def pair(self, quantity: Quantity) -> tuple[float, float] | None:
         """Published and predicted number; None where it is not compared."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.scenario.sections.parallel import ParallelSection
+from perfmodel.studies.run.evidence import Setting, setting_of
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.result import Uncertainty
@@ -74,6 +75,11 @@ class PredictedStep:
             return ""
         between = f"{low * self.step_s:.3g} to {high * self.step_s:.3g} s"
         return f"network is not named, and decides the step: {between}"
+
+    @property
+    def setting(self) -> Setting:
+        """By which an answer is near it."""
+        return setting_of(self.sized)
 
     @cached_property
     def step_s(self) -> float:
@@ -259,7 +265,7 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
         _add(intervals, "step", None if cells["unlike"] else step.interval())
         _add(intervals, "scaled", None if factor is None else step.interval(factor, measured=True))
     return StrategyStep(
-        model=f"{cells['model']}, {cells['sequence_length']} tokens",
+        model=stated.model,
         strategy=strategy_of(stated),
         gpu=cells["gpu"],
         gpus=size.gpus,
@@ -280,6 +286,7 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
         note=cells["note"],
         samples=step.sized.batch * count(cells, "accumulate") * stated.replicas,
         degrees=degrees_of(stated.scenario.parallel),
+        setting=step.setting,
     )
 
 

@@ -94,6 +94,12 @@ class StatedStep:
         return ClusterSize(gpus_of(self.cells), nodes, each)
 
     @property
+    def model(self) -> str:
+        """Name of the model, and how long its sequences are."""
+        tokens = self.workload.sample.tokens
+        return self.cells["model"] + (f", {tokens} tokens" if tokens else "")
+
+    @property
     def replicas(self) -> int:
         """How many of the model there are: what is left of the GPUs beside its split."""
         return self.size.gpus // self.scenario.parallel.gpus_per_replica

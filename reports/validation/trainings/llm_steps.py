@@ -17,6 +17,7 @@ import numpy as np
 
 from perfmodel.errors import Fault, InputError, PerfmodelError, allowed_names
 from perfmodel.files.csv_rows import read_table
+from perfmodel.studies.run.evidence import make_setting
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.match import one_line
@@ -89,6 +90,7 @@ def llm_run(cells: Mapping[str, str]) -> TrainingRun:
         predicted=predicted,
         intervals={"one_gpu": (low, high)},
         source=cells["source"],
+        setting=make_setting(workload, gpu, precision, (), "", 1, _count(cells, "batch")),
     )
 
 

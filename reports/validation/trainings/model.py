@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from perfmodel.studies.run.evidence import Setting
+
 Measure = Literal["one_gpu", "many_gpus", "efficiency", "scaled"]
 MEASURES: tuple[Measure, ...] = ("one_gpu", "many_gpus", "efficiency", "scaled")
 """What is compared of a published training.
@@ -66,6 +68,8 @@ class TrainingRun:
     """80 % intervals of the predicted numbers, by measure."""
     unlike: str = ""
     """Why predicted compute is not that of the table, so that only `scaled` is compared."""
+    setting: Setting | None = None
+    """By which an answer is near it."""
 
     @property
     def efficiency(self) -> Pair | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
+from perfmodel.studies.run.evidence import make_setting, network_between
 from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
@@ -19,6 +20,7 @@ from perfmodel.workload.compute_spread import measured_factors, spread_of
 from perfmodel.workload.model import scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 from reports.validation.trainings.model import Dataset, Measure, Pair, TrainingRun
+from reports.validation.trainings.rows.model_names import build_named
 from reports.validation.trainings.rows.parse import UnsupportedRow, in_common_columns, parse_row
 from reports.validation.trainings.series import ONE_GPU, ParsedRow, base_of, network_of
 from reports.validation.trainings.step_times import (
@@ -142,6 +144,15 @@ def _run(parsed: Sequence[ParsedRow], at: int) -> TrainingRun:
         scaled=scaled,
         intervals=intervals,
         unlike=row.unlike,
+        setting=make_setting(
+            build_named(row.model),
+            topology.gpu,
+            compute_precision(row, topology.gpu),
+            ("horovod" if row.horovod else "ddp",),
+            network_between(topology, len(row.shares)),
+            row.gpus,
+            row.batch,
+        ),
     )
 
 
@@ -207,12 +218,13 @@ def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
     """Predict a row of ``single_gpu.csv``."""
     batch = int(cells.get("batch") or UNSTATED_BATCH)
     length, gpu = cells.get("sequence_length"), load_gpu(cells["gpu"])
+    workload = zoo.build_model(
+        cells["model"],
+        dtype=cells.get("dtype") or "fp32",
+        sequence_length=int(length) if length else None,
+    )
     times = layer_times(
-        zoo.build_model(
-            cells["model"],
-            dtype=cells.get("dtype") or "fp32",
-            sequence_length=int(length) if length else None,
-        ),
+        workload,
         gpu,
         batch=batch,
         precision=cells["precision"],
@@ -220,6 +232,7 @@ def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
         channels_last=cells.get("channels_last") == "1",
         fused_attention=cells.get("fused_attention") != "0",
     )
+    setting = make_setting(workload, gpu, cells["precision"], (), "", 1, batch)
     step = step_s(times)
     quick_s, slow_s = (step_s(scale_times(times, factor)) for factor in times.spread)
     compute = Uncertainty("compute", quick_s, slow_s)
@@ -237,4 +250,5 @@ def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
         predicted=batch / step,
         intervals={"one_gpu": (batch / high_s, batch / low_s)},
         source=cells.get("source", ""),
+        setting=setting,
     )

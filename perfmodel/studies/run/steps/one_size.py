@@ -92,7 +92,7 @@ def simulate_size(
             return point
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
-        point = with_interval(point, simulate_uncertainties(sized, again, point))
+        point = with_interval(point, sized, simulate_uncertainties(sized, again, point))
         if not with_limits:
             return point
         reliefs = simulate_reliefs(sized, again, point)

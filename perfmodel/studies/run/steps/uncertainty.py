@@ -45,10 +45,15 @@ def step_interval(step_s: float, uncertainties: Iterable[Uncertainty]) -> Interv
     return _around(step_s, [each.logs(step_s) for each in uncertainties])
 
 
-def with_interval(point: SizeResult, uncertainties: tuple[Uncertainty, ...] | None) -> SizeResult:
-    """Return the step with the uncertainties of its time, and the interval that they make."""
+def with_interval(
+    point: SizeResult, sized: SizedJob, uncertainties: tuple[Uncertainty, ...] | None
+) -> SizeResult:
+    """Return the step with its uncertainties, the interval that they make, and what it rests on."""
+    from perfmodel.studies.run.evidence import evidence_of
+
     ends_s = None if uncertainties is None else step_interval(point.step_time_s, uncertainties)
-    return replace(point, uncertainties=uncertainties, interval_s=ends_s)
+    evidence = evidence_of(sized)
+    return replace(point, uncertainties=uncertainties, interval_s=ends_s, evidence=evidence)
 
 
 def ratio_interval(
