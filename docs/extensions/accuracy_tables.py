@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from reports.validation import ledger
+from perfmodel.memo import grouped
+from perfmodel.report.validation import percent, signed
+from perfmodel.studies.run.evidence import JOIN, ONE_GPU, Record, load_records
+from reports.validation import evidence, ledger
 from reports.validation.entries.entry import FILE, Prediction, read_entries
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +59,64 @@ def worst() -> str:
         cells = (ledger.counted(score), ledger.errors_of(score), ledger.intervals_of(score))
         lines.append(f"| {name} | {version} | {' | '.join(cells)} |")
     return _unbroken(lines)
+
+
+def grades() -> str:
+    """How far off records of each grade were, each left out of what graded it."""
+    lines = ledger.table_head(
+        "grade | records (tables) | median, 90th percentile; bias | inside the 80 % interval, width"
+    )
+    records = load_records()
+    for first, said in ((False, ""), (True, ", predicted before anybody had looked")):
+        for grade, score in evidence.grade_scores(records, first=first).items():
+            errors = f"{percent(score.median)}, {percent(score.p90)}; {signed(score.bias)}"
+            inside = f"{percent(score.inside)}, {percent(score.width)} wide"
+            counted = f"{score.records} ({score.tables})"
+            lines.append(f"| {grade}{said} | {counted} | {errors} | {inside} |")
+    return _unbroken(lines)
+
+
+def matrix() -> str:
+    """Median error of the records of each kind of model, GPU, network and strategy."""
+    parts = list[str]()
+    for kind, own in grouped((each.setting.model_kind, each) for each in load_records()).items():
+        networks = sorted({each.setting.network for each in own}, key=_network_order)
+        columns = ["one GPU" if name == "none" else name for name in networks]
+        parts += [f"## {TITLES[kind]}", "", *ledger.table_head(f"GPU | {' | '.join(columns)}")]
+        for chip in grouped((each.setting.chip, each) for each in own).values():
+            names = dict.fromkeys(each.setting.gpu for each in chip)
+            cells = (_cell(chip, network) for network in networks)
+            parts.append(f"| {', '.join(names)} | {' | '.join(cells)} |")
+        parts.append("")
+    return _unbroken(parts)
+
+
+TITLES = {
+    "convolutional": "Models of convolutions",
+    "transformer": "Transformers",
+    "experts": "Transformers with experts",
+    evidence.SWEEP: "Collectives alone",
+}
+"""Titles of the parts of the matrix, by kind of model."""
+NETWORKS = ("none", "NVLink", "PCIe", "InfiniBand", "RoCE")
+
+
+def _network_order(name: str) -> tuple[int, str]:
+    return NETWORKS.index(name) if name in NETWORKS else len(NETWORKS), name
+
+
+def _cell(records: Iterable[Record], network: str) -> str:
+    """Strategies of some records over one network: how far off, and of how many records."""
+    found = grouped(
+        (JOIN.join(each.setting.strategy), abs(each.error))
+        for each in records
+        if each.setting.network == network
+    )
+    return ", ".join(
+        f"{'' if name in {ONE_GPU, evidence.SWEEP} else f'{name} '}"
+        f"{percent(statistics.median(errors))} ({len(errors)})"
+        for name, errors in found.items()
+    )
 
 
 def published_trainings() -> str:

@@ -14,7 +14,14 @@ from typing import Any
 import yaml
 
 import perfmodel as pm
-from docs.extensions import accuracy_tables, api_pages, routes, schedule_steps, step_timelines
+from docs.extensions import (
+    accuracy_tables,
+    api_pages,
+    routes,
+    schedule_steps,
+    step_timelines,
+    support_tables,
+)
 from perfmodel.collectives.catalog import maker
 
 
@@ -31,6 +38,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "by-version": accuracy_tables.by_version,
     "worst": accuracy_tables.worst,
     "published-trainings": accuracy_tables.published_trainings,
+    "grades": accuracy_tables.grades,
+    "matrix": accuracy_tables.matrix,
 }
 
 
@@ -74,6 +83,15 @@ def table_drawn(argument: str, body: str) -> Drawn:
     return Drawn("", TABLES[argument]())
 
 
+def support_drawn(argument: str, body: str) -> Drawn:
+    """Tables of what runs with what, by name."""
+    del body
+    return Drawn("", _support(argument))
+
+
+_support = lru_cache(maxsize=8)(support_tables.support)
+
+
 def docstring_drawn(argument: str, body: str) -> Drawn:
     """What autodoc shows, in Markdown."""
     del argument
@@ -85,6 +103,7 @@ DRAWN: Mapping[str, Callable[[str, str], Drawn]] = {
     "step-timeline": timeline_drawn,
     "routes": routes_drawn,
     "accuracy": table_drawn,
+    "support": support_drawn,
     "eval-rst": docstring_drawn,
 }
 """By directive; ``eval-rst`` is Sphinx's own."""

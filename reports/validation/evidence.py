@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from perfmodel.files import csv_text, write_atomically
 from perfmodel.memo import grouped
@@ -22,15 +25,19 @@ from perfmodel.studies.run.evidence import (
     FILE,
     JOIN,
     KINDS,
+    Grade,
     Record,
     Setting,
     chip_of,
+    covered_by,
     make_setting,
     network_between,
+    rate,
 )
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.read import sweeps_folder
 from perfmodel.validate.run import match_all, shipped_folder
+from perfmodel.validate.scores import weighted_quantile
 from perfmodel.workload import zoo
 from reports.validation.entries.entry import Entry, Prediction, read_entries, rows_of
 from reports.validation.entries.own_runs import settings_of
@@ -207,6 +214,61 @@ def _row(record: Record) -> list[object]:
 
 def _rounded(number: float | None) -> str | None:
     return None if number is None else f"{number:.{DIGITS}g}"
+
+
+# ---------------------------------------------------------------- how far off a grade is
+
+
+@dataclass(frozen=True, slots=True)
+class GradeScore:
+    """How far off records of one grade are, each table weighing the same.
+
+    `median`, `p90`: of the size of errors; `bias`: median of the errors.
+    `inside`: share of steps in their 80 % interval; `width`: median of high over low end less one.
+    """
+
+    records: int
+    tables: int
+    median: float
+    p90: float
+    bias: float
+    inside: float
+    width: float
+
+
+def grade_scores(records: Sequence[Record], *, first: bool) -> dict[Grade, GradeScore]:
+    """Grade records by others, and score those of each grade.
+
+    `first`: those that were predicted before anybody had looked, by those that were in view then;
+        otherwise those in view, each by those of other tables.
+    """
+    in_view = [each for each in records if not each.first]
+    pairs = []
+    for record in records:
+        if record.setting.samples and bool(record.first) == first:
+            others = [each for each in in_view if each.table != record.table]
+            known = covered_by(load_gpu(record.setting.gpu))
+            pairs.append((rate(record.setting, others, covered=known).grade, record))
+    found = grouped(pairs)
+    return {grade: _score(found[grade]) for grade in get_args(Grade) if grade in found}
+
+
+def _score(records: Sequence[Record]) -> GradeScore:
+    sized = Counter(each.table for each in records)
+    weights = np.array([1 / sized[each.table] for each in records])
+    errors = np.array([each.error for each in records])
+    bounded = [(each, weight) for each, weight in zip(records, weights, strict=True) if each.width]
+    inside, widths = ([getattr(e, name) for e, _ in bounded] for name in ("inside", "width"))
+    own = np.array([weight for _, weight in bounded])
+    return GradeScore(
+        len(records),
+        len(sized),
+        weighted_quantile(np.abs(errors), weights, 0.5),
+        weighted_quantile(np.abs(errors), weights, 0.9),
+        weighted_quantile(errors, weights, 0.5),
+        float(np.average(inside, weights=own)),
+        weighted_quantile(np.array(widths), own, 0.5),
+    )
 
 
 def write_evidence(document: Mapping[str, Any]) -> None:

@@ -245,8 +245,12 @@ def evidence_of(sized: SizedJob) -> Evidence:
         stated += ["model_kind", "chip", "precision", "parameters", "samples"]
     if sized.ensemble.profile is not None:
         stated.append("network")
-    is_known = not (sized.job.gpu.efficiency_assumed or sized.job.gpu.estimated)
-    return rate(setting_of(sized), load_records(), stated, ["chip"] if is_known else [])
+    return rate(setting_of(sized), load_records(), stated, covered_by(sized.job.gpu))
+
+
+def covered_by(gpu: Gpu) -> Sequence[str]:
+    """Kinds that are known of a GPU without a training: products on it, or its like, were timed."""
+    return () if gpu.efficiency_assumed or gpu.estimated else ("chip",)
 
 
 def rate(

@@ -223,8 +223,7 @@ class Result:
         How many times as long the largest bucket's all-reduce takes as without collisions of flows
         in the fabric.
     slowest_gpu : float
-        How many times as long as a usual GPU the slowest of the last point's computes, which a
-        step waits for.
+        How many times as long as a usual GPU the slowest of the last point's takes to compute.
     search : MixtureSearch, optional
         How the parallel layout was found, where the scenario left it open.
     """

@@ -122,7 +122,8 @@ def _predict_one_gpu(cells: Cells) -> Sequence[Prediction]:
     run = single_gpu_run(cells)
     rates = run.predicted, *reversed(run.intervals["one_gpu"]), run.published
     of = "step", "one GPU", cells["table"], cells["model"], STEP_TIME, "s"
-    return [Prediction(*of, *(run.batch / rate for rate in rates))]
+    step_s, low_s, high_s, measured_s = (run.batch / rate for rate in rates)
+    return [Prediction(*of, step_s, low_s, high_s, measured_s)]
 
 
 def class_of(cells: Cells) -> str:
