@@ -27,6 +27,11 @@ Grade = Literal[
 
 KINDS = ("model_kind", "chip", "precision", "strategy", "network")
 SIZES = ("gpus", "parameters", "samples")
+OWN = {
+    "compute": ("model_kind", "chip", "precision", "parameters", "samples"),
+    "network": ("network",),
+}
+"""Kinds and sizes that measurements of a scenario's own stand for."""
 NEAR, FAR = 2.0, 2.0
 """Factor within which each size is near a record's, and by which it may leave all of them."""
 LISTED = 3
@@ -99,7 +104,7 @@ class Evidence:
 
     `nearest`: records, the nearest first.
     `uncovered`: kinds that no record has, and sizes beyond those of all.
-    `stated`: kinds and sizes that measurements of the scenario's own cover.
+    `stated`: what of `OWN` the scenario has measurements of.
     """
 
     grade: Grade
@@ -112,7 +117,7 @@ class Evidence:
         """The grade, the nearest record and how far off that was, in words."""
         first, is_near = self.nearest[0], self.grade == "measured near here"
         beyond = f": {_in_words(self.uncovered)}" if self.uncovered and not is_near else ""
-        own = f"; {_in_words(self.stated)} by your own measurement" if self.stated else ""
+        own = f"; {' and '.join(self.stated)} by your own measurement" if self.stated else ""
         apart = f"; differs in {_in_words(first.apart)}" if first.apart else ""
         nearest = f"{'' if is_near else 'nearest: '}{first.record}"
         off = f"off by {100 * abs(first.error):.0f} %"
@@ -240,11 +245,12 @@ def _read(row: Sequence[str]) -> Record:
 
 def evidence_of(sized: SizedJob) -> Evidence:
     """What the step of a job rests on; its own measurements stand for what they are of."""
-    compute, stated = sized.job.scenario.compute, list[str]()
-    if compute.measured_step is not None or compute.source == "file":
-        stated += ["model_kind", "chip", "precision", "parameters", "samples"]
-    if sized.ensemble.profile is not None:
-        stated.append("network")
+    compute = sized.job.scenario.compute
+    is_measured = {
+        "compute": compute.measured_step is not None or compute.source == "file",
+        "network": sized.ensemble.profile is not None,
+    }
+    stated = [name for name, is_own in is_measured.items() if is_own]
     return rate(setting_of(sized), load_records(), stated, covered_by(sized.job.gpu))
 
 
@@ -266,11 +272,11 @@ def rate(
     recorded of its kind by more than a factor of 2. Data sheet only: GPU, precision or network was
     never recorded. Else it is between records, each of which has something of it.
 
-    `stated`: kinds and sizes that are measured, so that records need not have them.
+    `stated`: parts of `OWN` that are measured, so that records need not have them.
     `covered`: kinds that something else than these records knows.
     """
-    kinds = [name for name in KINDS if name not in stated]
-    sizes = [name for name in SIZES if name not in stated]
+    own = {name for part in stated for name in OWN[part]}
+    kinds, sizes = ([name for name in names if name not in own] for names in (KINDS, SIZES))
     unseen = [
         name
         for name in kinds
