@@ -144,6 +144,12 @@ def test_scenarios_by_hand(fields: Any, grade: str, uncovered: Any) -> None:
         assert found.uncovered == uncovered
 
 
+def test_both_formats_of_16_bits_are_one() -> None:
+    first, second = (evidence(compute__precision=name) for name in ("bf16", "fp16"))
+    assert first == second
+    assert first.grade == "measured near here"
+
+
 def test_a_measured_step_covers_compute() -> None:
     found = evidence(
         model={"name": "vgg16"},
