@@ -324,7 +324,14 @@ def advice_lines(advice: Advice) -> list[Block]:
         *paragraphs(proposals(advice)),
         *([] if advice.best is None else [Paragraph(f"  {command(advice, advice.best)}")]),
         *paragraphs(
-            [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS], "note"
+            [
+                *power_limits(advice),
+                *left_out(advice),
+                *narrow_gains(advice),
+                INTERVALS,
+                quantities.rests_on(advice.base),
+            ],
+            "note",
         ),
     ]
 
@@ -423,7 +430,10 @@ def advice_html(advice: Advice) -> str:
             ),
             bullets_section("Power", power_limits(advice)),
             section("What is left out", "", Bullets(left_out(advice))),
-            grounds([*narrow_gains(advice), INTERVALS], dict(advice.provenance)),
+            grounds(
+                [*narrow_gains(advice), INTERVALS, quantities.rests_on(advice.base)],
+                dict(advice.provenance),
+            ),
         ],
     )
 

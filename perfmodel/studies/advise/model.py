@@ -297,7 +297,7 @@ def _point(point: SizeResult) -> dict[str, Any]:
         **attributes(
             point,
             "gpus global_batch step_time_s interval_s samples_per_s exposed_comm_s bottleneck "
-            "bottleneck_path mfu",
+            "bottleneck_path mfu evidence",
         ),
         "memory_bytes": point.memory.total_bytes,
         "fits": point.memory.fits,

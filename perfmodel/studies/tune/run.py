@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
+from perfmodel.studies.run.evidence import evidence_of
 from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.run.steps.sized_job import locate_errors, prepare
@@ -307,7 +308,8 @@ def assumptions(
         if holds
     ]
     shared = () if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)
-    return (*sentences, *_describe_profile(evaluator), *shared)
+    rests_on = f"Steps rest on: {evidence_of(evaluator.sized).summary}."
+    return (*sentences, *_describe_profile(evaluator), *shared, rests_on)
 
 
 _SENTENCES = {
