@@ -28,10 +28,10 @@ Grade = Literal[
 KINDS = ("model_kind", "chip", "precision", "strategy", "network")
 SIZES = ("gpus", "parameters", "samples")
 OWN = {
-    "compute": ("model_kind", "chip", "precision", "parameters", "samples"),
+    "compute": ("model_kind", "chip", "precision", "samples"),
     "network": ("network",),
 }
-"""Kinds and sizes that measurements of a scenario's own stand for."""
+"""Kinds and sizes that measurements of a scenario's own stand for. Parameters are sent, too."""
 NEAR, FAR = 2.0, 2.0
 """Factor within which each size is near a record's, and by which it may leave all of them."""
 LISTED = 3

@@ -71,13 +71,14 @@ def test_jobs_that_were_never_recorded_are_beyond() -> None:
 
 
 def test_own_measurements_stand_for_what_they_are_of() -> None:
-    asked = GPT._replace(model_kind="other", chip="new", parameters=1.0, samples=1.0)
+    asked = GPT._replace(model_kind="other", chip="new", samples=1.0)
     stated = ["compute"]
     assert graded(asked, GPT) == "beyond anything recorded"
     found = rate(asked, recorded(GPT), stated)
     assert found.grade == "measured near here"
     assert found.summary.endswith("; compute by your own measurement")
-    assert rate(asked._replace(network="new"), recorded(GPT), stated).grade == "data sheet only"
+    assert graded(asked._replace(network="new"), GPT, stated=stated) == "data sheet only"
+    assert graded(asked._replace(parameters=9e9), GPT, stated=stated) == "between records"
 
 
 def test_a_sweep_knows_its_network_and_is_no_training() -> None:
