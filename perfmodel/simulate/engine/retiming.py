@@ -282,6 +282,8 @@ class _Overlaps:
         ]
         until_s = start_s
         for each in intervals:
+            if not (each.start_s < end_s).any():
+                continue  # it begins after the work
             begin_s = np.maximum(each.start_s, until_s)  # of those at once, each its own part
             end_s = delay_work(end_s, (begin_s, each.end_s), self.slowdowns)
             until_s = np.maximum(until_s, each.end_s)
