@@ -111,6 +111,13 @@ class RunOrder:
         """Return the first task of each collective that ran, and how long it took; seconds."""
         return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
 
+    @property
+    def first_is_alone(self) -> bool:
+        """Whether all collectives of the first step had ended when the next one's began."""
+        calls = [node for node in self._nodes if node.call is not None]
+        ended_s = max((node.ended_s for node in calls if not node.step), default=0.0)
+        return all(node.began_s >= ended_s for node in calls if node.step)
+
     def retime(self, changes: Sequence[Durations]) -> Retimed:
         """Return what the run takes with other durations."""
         work_s = np.array([each.work_s for each in changes]).T.copy()

@@ -84,6 +84,12 @@ class RetimedSteps:
         """Whether some communication was delayed by other communication, or it is not known."""
         return self.met > ROUNDING
 
+    @property
+    def first_step_s(self) -> float | None:
+        """Return the first step of the run, where nothing of later steps delayed it; seconds."""
+        is_alone = not self.is_met or (np.isfinite(self.met) and self._order.first_is_alone)
+        return self.base.run.step_ends_s[0] if is_alone else None
+
     def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
         """Return the mean counted step of each setup, simulated where it has to be; seconds."""
         if self.met > MOST_MET:

@@ -433,6 +433,6 @@ def first_step_s(sized: SizedJob, again: RetimedSteps | None = None) -> float:
         no communication was delayed by that of another step.
     """
     is_alike = sized.plan_for(None, "first") is sized.plan_for(None)
-    if again and is_alike and not again.is_met:
-        return again.base.run.step_ends_s[0]
+    if again and is_alike and (first_s := again.first_step_s) is not None:
+        return first_s
     return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1).step_time_s
