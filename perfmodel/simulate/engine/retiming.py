@@ -65,6 +65,25 @@ def can_be_retimed(plan: StepPlan) -> bool:
     return in_turn and not any(task.acquires or task.core_s for task in plan.tasks)
 
 
+def have_same_order(plan: StepPlan, other: StepPlan) -> bool:
+    """Whether the tasks of two plans differ in the durations of work only.
+
+    A library that fuses what is ready at its next cycle sends other buckets at other durations.
+    """
+    return plan.tasks is other.tasks or (
+        len(plan.tasks) == len(other.tasks)
+        and all(
+            one is its
+            or (one.after == its.after and (one.work == its.work or _are_works(one, its)))
+            for one, its in zip(plan.tasks, other.tasks, strict=True)
+        )
+    )
+
+
+def _are_works(*tasks: Task) -> bool:
+    return all(isinstance(task.work, Compute) for task in tasks)
+
+
 @dataclass(frozen=True, slots=True)
 class Retimed:
     """A run with other durations.

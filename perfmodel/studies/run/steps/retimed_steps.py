@@ -22,6 +22,7 @@ from perfmodel.simulate.engine.retiming import (
     Retimed,
     RunOrder,
     can_be_retimed,
+    have_same_order,
     works_s,
 )
 from perfmodel.simulate.engine.task_graph import calls_of, participants_of
@@ -38,6 +39,7 @@ from perfmodel.studies.run.steps.simulate_step import (
     split_classes,
     timer_of,
 )
+from perfmodel.training.plan.step_plan import StepPlan
 
 MOST_MET = 0.1
 """Share of their time by which collectives may have delayed each other where ends of intervals are
@@ -92,9 +94,11 @@ class RetimedSteps:
 
     def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
         """Return the mean counted step of each setup, simulated where it has to be; seconds."""
-        if self.met > MOST_MET:
+        plans = [split_classes(setup, self.disturbances)[0] for setup in setups]
+        if self.met > MOST_MET or not all(map(self._has_same_order, plans)):
             return [self._simulated_s(setup) for setup in setups]
-        return self._counted_s(self._retimed(setups))
+        changes = map(partial(self._durations, self.disturbances), setups, plans)
+        return self._counted_s(self._order.retime([*changes]))
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: of many tasks the first step alone, which changes as later ones do."""
@@ -105,9 +109,11 @@ class RetimedSteps:
 
     def step_s(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Step:
         """Return the mean counted step of a setup with the same disturbances on its machine."""
-        if np.isinf(self.met):
+        plan = split_classes(setup, disturbances)[0]
+        if np.isinf(self.met) or not self._has_same_order(plan):
             return Step(np.nan, is_exact=False)
-        retimed, timer = self._retimed([setup], disturbances), timer_of(setup, disturbances)
+        retimed = self._order.retime([self._durations(disturbances, setup, plan)])
+        timer = timer_of(setup, disturbances)
         is_alone = setup.fidelity == "free" or not (
             self.is_met or any(share_links(timer, pair) for pair in retimed.overlaps(0))
         )
@@ -125,19 +131,17 @@ class RetimedSteps:
     def _order(self) -> RunOrder:
         return RunOrder(self.base.plan, self.base.run)
 
-    def _retimed(
-        self, setups: Sequence[SimulationSetup], disturbances: Sequence[Disturbance] | None = None
-    ) -> Retimed:
-        around = self.disturbances if disturbances is None else disturbances
-        return self._order.retime([self._durations(setup, around) for setup in setups])
+    def _has_same_order(self, plan: StepPlan) -> bool:
+        return have_same_order(self.base.plan, plan)
 
     def _counted_s(self, retimed: Retimed) -> list[float]:
         ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)
         steps_s: list[float] = (ends_s[-1] - ends_s[-1 - self.base.counted]).tolist()
         return [step_s / self.base.counted for step_s in steps_s]
 
-    def _durations(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Durations:
-        plan = split_classes(setup, disturbances)[0]
+    def _durations(
+        self, disturbances: Sequence[Disturbance], setup: SimulationSetup, plan: StepPlan
+    ) -> Durations:
         factors = np.ones(len(plan.tasks))
         if setup.fidelity == "free":
             factors = np.where(self._alone_s > 0, 0.0, 1.0)

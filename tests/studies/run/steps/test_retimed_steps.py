@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.scenario.sections.variants import WhatIf
+from perfmodel.simulate.engine.retiming import have_same_order
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.steps import retimed_steps, sized_job
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
@@ -62,6 +63,40 @@ def test_a_run_without_meetings_is_timed_again_exactly(name: str) -> None:
     assert again.met == pytest.approx(0, abs=1e-9)
     base = again.base
     assert again.step_s(base.setup, again.disturbances).is_exact
+
+
+def test_plans_with_other_tasks_are_simulated() -> None:
+    """Horovod fuses what is ready at its next cycle: with quicker layers it sends other buckets."""
+    changes = ["strategy={kind: horovod}", "cluster.nodes=2", "scale=null"]
+    sized = prepare(load_scenario("bert-large-v100-25g", changes))
+    base, steady = simulate_reported(sized), sized.steady_disturbances
+    again = RetimedSteps(base, steady)
+    others = sized.setups_with(sized.with_compute, sized.compute, (0.5, 1.5))
+    assert len(others[0].plan_for(None).tasks) != len(base.plan.tasks)
+    simulated_s = [base.simulate_again(steady, each) for each in others]
+    assert again.steps_s(others) == pytest.approx(simulated_s, rel=1e-9)
+    assert not again.step_s(others[0], steady).is_exact
+
+
+def test_as_many_tasks_with_other_buckets_have_another_order() -> None:
+    plan = prepare(load_scenario("bert-large-v100-25g")).plan_for(None)
+    at, task, work = next(
+        (at, task, task.work)
+        for at, task in enumerate(plan.tasks)
+        if isinstance(task.work, Collective)
+    )
+    larger = replace(task, work=replace(work, nbytes=work.nbytes + 2))
+    later = replace(task, after=(*task.after[:-1], task.after[-1] - 1))
+    works = [
+        replace(each, work=Compute(each.work.duration_s * 2))
+        if isinstance(each.work, Compute)
+        else each
+        for each in plan.tasks
+    ]
+    assert have_same_order(plan, replace(plan, tasks=tuple(works)))
+    for other in (larger, later):
+        tasks = (*plan.tasks[:at], other, *plan.tasks[at + 1 :])
+        assert not have_same_order(plan, replace(plan, tasks=tasks))
 
 
 @pytest.mark.parametrize(
