@@ -25,6 +25,7 @@ from perfmodel.cli.output import (
     print_answer,
     print_note,
     progress_bar,
+    read_question,
     refuse,
     scenario_argument,
 )
@@ -106,8 +107,6 @@ def compare(
 
 def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
     """Scenarios by label; all faults of all of them at once."""
-    from perfmodel.scenario import load_scenario
-
     split = {text: [part.strip() for part in text.split(";") if part.strip()] for text in withs}
     if len(names) > 1 and withs:
         raise InputError(Fault("--with", "several scenarios", "variations of one"))
@@ -127,7 +126,7 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
     for at, (label, name, overrides) in enumerate(variations, 1):
         try:
             own = label if label not in columns else f"{label} ({at})"
-            columns[own] = load_scenario(name, overrides)
+            columns[own] = read_question(name, overrides)
         except InputError as error:
             flag = "--with" if label in withs else "--set"
             faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
@@ -181,12 +180,11 @@ def sweep(
     -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
     """
     from perfmodel.report.sweep import FILES, sweep_lines, write_sweep
-    from perfmodel.scenario import load_scenario
     from perfmodel.studies.sweep import run_sweep, variants
     from perfmodel.studies.sweep.executor import check_backend
     from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
 
-    question = load_scenario(scenario, set_ or ())
+    question = read_question(scenario, set_)
     check_backend(backend, scheduler, jobs)
     logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
     inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
@@ -237,7 +235,7 @@ def _sweep_notes(swept: SweepResult) -> Iterator[str]:
     """Say how many variants were answered, and what failed."""
     from perfmodel.report.common.document import join_applying
     from perfmodel.report.sweep import MOST_TERMINAL_ROWS, answered, failed
-    from perfmodel.studies.sweep.run import format_fields
+    from perfmodel.scenario.source_map import format_fields
 
     done = len(answered(swept))
     yield join_applying(

@@ -109,6 +109,16 @@ def print_note(text: str) -> None:
     typer.echo(printable(text, lines=True), err=True)
 
 
+def read_question(name: str, overrides: Sequence[str] | None) -> Scenario:
+    """Read a scenario with what ``--set`` changes; remark on what else that took along or left."""
+    from perfmodel.scenario import load_scenario
+
+    scenario = load_scenario(name, overrides or ())
+    for note in scenario.origin.notes:
+        print_note(note)
+    return scenario
+
+
 @contextmanager
 def progress_bar(label: str) -> Iterator[Progress | None]:
     """Give a `Progress` whose bar appears after a second; None if there is no terminal."""

@@ -23,6 +23,7 @@ from perfmodel.cli.output import (
     print_answer,
     print_note,
     progress_bar,
+    read_question,
     refuse,
     scenario_argument,
 )
@@ -63,10 +64,9 @@ def tune(
     ...); what does not fit the memory is left out. With -o it writes tune.html (one file, works
     offline), tune.json and, for buckets, curve.csv.
     """
-    from perfmodel.scenario import load_scenario
     from perfmodel.training.strategies import STRATEGIES
 
-    questions = [load_scenario(name, set_ or ()) for name in scenarios]
+    questions = [read_question(name, set_) for name in scenarios]
     rows = [STRATEGIES.get(question.strategy.kind) for question in questions]
     if not all(row is not None and row.has_buckets for row in rows):
         _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
@@ -192,12 +192,11 @@ def plan(
     """
     from perfmodel.report.common.html import write_each
     from perfmodel.report.plan import FILES, plan_lines
-    from perfmodel.scenario import load_scenario
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
 
     listed = () if prices is None else (f"plan.prices={prices!r}",)
-    question = load_scenario(scenario, (*(set_ or ()), *listed))
+    question = read_question(scenario, (*(set_ or ()), *listed))
     check_report_folder(output, FILES, [question], profile, store=store)
     with progress_bar("simulating") as progress:
         answer = plan_scenario(
@@ -254,11 +253,10 @@ def advise(
     """
     from perfmodel.report.advice import FILES, advice_lines
     from perfmodel.report.common.html import write_each
-    from perfmodel.scenario import load_scenario
     from perfmodel.studies.advise.model import to_json
     from perfmodel.studies.advise.run import advise_scenario
 
-    question = load_scenario(scenario, set_ or ())
+    question = read_question(scenario, set_)
     check_report_folder(output, FILES, [question], profile)
     with progress_bar("simulating changes") as progress:
         advice = advise_scenario(

@@ -23,6 +23,7 @@ from perfmodel.cli.output import (
     print_note,
     print_written,
     progress_bar,
+    read_question,
     refuse,
     scenario_argument,
 )
@@ -89,9 +90,9 @@ def run(
         from perfmodel.report.common.images import check_images
 
         check_images()
-    from perfmodel.scenario import change_scenario, load_scenario
+    from perfmodel.scenario import change_scenario
 
-    question = load_scenario(scenario, set_ or ())
+    question = read_question(scenario, set_)
     if output is not None:
         from perfmodel.report.run.page import FILES
 

@@ -25,6 +25,7 @@ from perfmodel.cli.output import (
     print_note,
     print_table,
     print_text,
+    read_question,
     refuse,
     scenario_argument,
 )
@@ -362,11 +363,10 @@ def export(
     """
     if output is None:
         raise InputError(Fault("-o", "nothing", "a folder to write to: -o DIR"))
-    from perfmodel.scenario import load_scenario
     from perfmodel.studies.run.steps.sized_job import prepare
     from perfmodel.traces.chakra_write import GROUPS, write_plan
 
-    question = load_scenario(scenario, set_ or ())
+    question = read_question(scenario, set_)
     check_report_folder(output, [GROUPS], [question])
     prepared = prepare(question)
     if prepared.job.strategy.plan is None:

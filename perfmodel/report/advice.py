@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +40,7 @@ from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.scenario.sections.plan import Money
-from perfmodel.scenario.source_map import SourceMap
+from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.advise.model import (
     Advice,
     Proposed,
@@ -245,13 +244,12 @@ def _cost_of_samples(advice: Advice, trial: Trial) -> str:
 def command(advice: Advice, trial: Trial) -> str:
     """The command that runs a proposal."""
     origin = advice.scenario.origin
-    fields = {name: _written_at(origin.content, name) for name in origin.flags}
     return " ".join(
         [
             f"perfmodel run {_typed_name(origin)}",
             *(
-                f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
-                for name, value in (fields | joined_fields(trial.changes)).items()
+                f"--set '{name}={format_value(value)}'"
+                for name, value in (origin.changes | joined_fields(trial.changes)).items()
             ),
         ]
     )
@@ -263,14 +261,6 @@ def _typed_name(origin: SourceMap) -> str:
         if origin.file is None or str(find_file(origin.name, "scenarios")) == origin.file:
             return origin.name
     return shlex.quote(origin.file or origin.name)
-
-
-def _written_at(content: Mapping[str, Any], field: str) -> Any:
-    """The value of a dotted field that a flag gave."""
-    value: Any = content
-    for part in field.split("."):
-        value = value[int(part)] if isinstance(value, list) else value.get(part)
-    return value
 
 
 def left_out(advice: Advice) -> list[str]:

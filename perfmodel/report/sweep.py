@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,8 +41,9 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
 from perfmodel.scenario import Scenario
+from perfmodel.scenario.source_map import format_fields, format_value
 from perfmodel.studies.sweep import Answer, SweepResult
-from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
+from perfmodel.studies.sweep.run import flatten, to_json
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
@@ -386,6 +388,12 @@ def write_sweep(scenario: Scenario, swept: SweepResult, folder: Path) -> Path:
     )
 
 
+def _question(variant: Scenario, fields: Collection[str]) -> str:
+    """What all variants ask: that of one without the fields that vary."""
+    flags = tuple(flag for flag in variant.origin.flags if flag not in fields)
+    return variant.with_origin(replace(variant.origin, flags=flags)).question
+
+
 def sweep_html(swept: SweepResult) -> str:
     """Build the page as one string."""
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
@@ -401,7 +409,7 @@ def sweep_html(swept: SweepResult) -> str:
                 f"Sweep of {name} over {', '.join(swept.fields)}",
                 headline(swept),
                 [PREDICTED],
-                [scenario.question for scenario in scenarios[:1]],
+                [_question(scenario, swept.fields) for scenario in scenarios[:1]],
                 findings(swept),
             ),
             *_charts(swept),

@@ -158,12 +158,12 @@ def _curve(tuned: TuneResult) -> Section:
     within = quantities.percent(tuned.plateau.within)
     lead = (
         f"Each of the {len(tuned.curve)} steps of the line is one partition into buckets. Shaded: "
-        f"caps within {within} of the best one on the likely network."
+        f"caps within {within} of the best one on the likely machine."
     )
     if tuned.robust is not None:
         lead += (
             f" Green bar: caps that stay within {within} of the safest one, "
-            f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
+            f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow communication is "
             f"within its {tuning_text.INTERVAL}."
         )
     return section(

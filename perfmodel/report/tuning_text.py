@@ -36,9 +36,9 @@ from perfmodel.training.ddp.strategy import ddp_options
 SLIVER_SHARE_OF_CAP = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
-NETWORK_BOUND = 0.1
+COMMUNICATION_BOUND = 0.1
 """Share of the step that exposed communication is at least, and of which buckets save less, where
-the network is named as the limit."""
+communication is named as the limit."""
 SLIGHT_REGRET = MIN_GAIN / 2
 """Difference of regrets that is no reason to leave the default."""
 LEAST_RELATIVE_CHANGE = 5e-5
@@ -94,8 +94,8 @@ def _setting(choice: Choice) -> str:
 
 
 def _doubt(unsure: Choice) -> str:
-    """Why a setting that is quicker on the likely network is not recommended."""
-    saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely network"
+    """Why a setting that is quicker on the likely machine is not recommended."""
+    saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely machine"
     nearby, least = min(unsure.gains_nearby, default=math.inf), min(unsure.gains)
     doubt = first_applying(
         (
@@ -113,13 +113,16 @@ def _doubt(unsure: Choice) -> str:
 
 
 def _limit(tuned: TuneResult) -> str:
-    """Say that the network is the limit where buckets hide little of what is waited for it."""
+    """Say that communication is the limit where buckets hide little of what is waited for it."""
     waits_s, step_s = tuned.default.exposed_comm_s, tuned.default.step_time_s
     saved_s = step_s - tuned.best_list.step_time_s
-    if waits_s < NETWORK_BOUND * step_s or saved_s >= NETWORK_BOUND * waits_s:
+    if tuned.limit != "communication" or waits_s < COMMUNICATION_BOUND * step_s:
+        return ""
+    if saved_s >= COMMUNICATION_BOUND * waits_s:
         return ""
     return (
-        f" The network is the limit: a step waits {quantities.duration(waits_s)} for it, of which "
+        f" Communication is the limit ({tuned.bottleneck}): a step waits "
+        f"{quantities.duration(waits_s)} for it, of which "
         "no buckets that were found save "
         f"{f'more than {quantities.duration(saved_s)}' if saved_s > 0 else 'anything'}."
     )
@@ -224,7 +227,7 @@ def advice(tuned: TuneResult) -> list[str]:
         safest = f": {cap} MiB; it loses {loses} to the cap that is best then"
         if most <= worst + SLIGHT_REGRET:
             safest = ", no cap for all is safer than PyTorch's default"
-        said.append(f"If the network is as quick or as slow as its {INTERVAL} allows{safest}.")
+        said.append(f"If communication is as quick or as slow as its {INTERVAL} allows{safest}.")
     does = first_applying(
         (likely < -LEAST_RELATIVE_CHANGE, f"is {_percent(-likely)} quicker than the best cap"),
         (likely < LEAST_RELATIVE_CHANGE, "loses nothing to the best cap"),
@@ -232,8 +235,8 @@ def advice(tuned: TuneResult) -> list[str]:
     )
     beyond = first_applying(
         (len(tuned.default_regrets) < 2, ""),
-        (most < LEAST_RELATIVE_CHANGE, ", nor anywhere in that interval of the network"),
-        (True, f"; it may lose up to {_percent(most)} within that interval of the network"),
+        (most < LEAST_RELATIVE_CHANGE, ", nor anywhere in that interval"),
+        (True, f"; it may lose up to {_percent(most)} within that interval"),
     )
     return [*said, f"PyTorch's default (1, then 25 MiB) {does}{beyond}."]
 
@@ -386,7 +389,7 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
         as_json(
             {
                 "scenario": tuned.scenario.name,
-                **attributes(tuned, "workload machine gpus nodes"),
+                **attributes(tuned, "workload machine gpus nodes bottleneck"),
                 "default": _choice(tuned, tuned.default),
                 "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
                 **{field: _choice(tuned, choice) for field, choice in best.items()},

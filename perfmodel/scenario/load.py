@@ -22,7 +22,7 @@ from perfmodel.files import (
 from perfmodel.files.read import first_comment, parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
-from perfmodel.scenario.source_map import SourceMap, line_map
+from perfmodel.scenario.source_map import SourceMap, format_fields, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
 _NAMED_SECTIONS = {
@@ -56,10 +56,10 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
-    flags = []
+    flags, notes = [], list[str]()
     for text in overrides:
         with collect_faults(faults):
-            flags.append(_apply_override(content, text))
+            flags.append(_apply_override(content, text, notes))
     origin = SourceMap(
         name=path.stem,
         question=first_comment(read_text(path)),
@@ -67,6 +67,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         lines=line_map(document),
         flags=tuple(flags),
         content=content,
+        notes=tuple(notes),
     )
     question = Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
     return _validate_content(content, origin, faults if origin.question else [*faults, question])
@@ -164,10 +165,11 @@ def change_content(
     """As `change_scenario`, before the new values are checked."""
     origin = scenario.origin
     content = copy.deepcopy(dict(origin.content))
-    faults: list[Fault] = []
+    faults, notes = list[Fault](), list(origin.notes)
     for field, value in changes.items():
         with collect_faults(faults):
-            _replace_field(content, field, value)
+            said = _replace_field(content, field, value)
+            notes += said if field in flags else ()
 
     def is_changed(place: str) -> bool:
         return any(place == field or place.startswith(f"{field}.") for field in changes)
@@ -179,6 +181,7 @@ def change_content(
         content=content,
         lines={**lines_left, **lines},
         flags=tuple(dict.fromkeys([*flags_left, *flags])),
+        notes=tuple(notes),
     )
     return content, source, faults
 
@@ -188,8 +191,8 @@ def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:
     return replace(placed, line=placed.line or (1 if placed.file else None))
 
 
-def _apply_override(content: dict[str, Any], text: str) -> str:
-    """Replace one field in place, and return its name."""
+def _apply_override(content: dict[str, Any], text: str, notes: list[str]) -> str:
+    """Replace one field in place, and return its name; add to `notes` as `_replace_field` does."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         allowed = "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'"
@@ -201,12 +204,12 @@ def _apply_override(content: dict[str, Any], text: str) -> str:
         raise InputError(
             replace(fault, field=f"--set {field}", line=None) for fault in error.faults
         ) from None
-    _replace_field(content, field, value)
+    notes += _replace_field(content, field, value)
     return field
 
 
-def _replace_field(content: dict[str, Any], field: str, value: object) -> None:
-    """Replace one field in place.
+def _replace_field(content: dict[str, Any], field: str, value: object) -> tuple[str, ...]:
+    """Replace one field in place, and say what its section took along or left.
 
     Raises `InputError`: the field is inside of what has no fields.
     """
@@ -219,7 +222,20 @@ def _replace_field(content: dict[str, Any], field: str, value: object) -> None:
         if depth < len(outer):
             section = _open_section(section, key, f"{inside}.{key}".lstrip("."))
     # A copy: fields that follow may be inside of it, and the caller's value serves others as well.
-    section[int(last) if isinstance(section, list) else last] = copy.deepcopy(value)
+    if isinstance(section, list):
+        section[int(last)] = copy.deepcopy(value)
+        return ()
+    before, section[last] = section.get(last), copy.deepcopy(value)
+    if _NAMED_SECTIONS.get(".".join(outer)) == last:
+        kept = {name: own for name, own in section.items() if name != last}
+        said = f"The new {field} keeps the rest of its section: {format_fields(kept)}."
+        return (said,) if kept else ()
+    if not isinstance(before, dict) or not isinstance(value, dict | str):
+        return ()
+    given = value if isinstance(value, dict) else (_NAMED_SECTIONS.get(field),)
+    left = {name: own for name, own in before.items() if name not in given}
+    said = f"The new {field} replaces a section that also had {format_fields(left)}: left out."
+    return (said,) if left else ()
 
 
 def _missing_key(section: Any, key: str, inside: str) -> str:

@@ -21,7 +21,7 @@ from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.training import ComputeSection, ScaleSection, TrainingSection
 from perfmodel.scenario.sections.variants import SweepSection, WhatIf
-from perfmodel.scenario.source_map import SourceMap
+from perfmodel.scenario.source_map import SourceMap, format_fields
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.scenario.strategies.strategy import StrategySection
 
@@ -74,8 +74,9 @@ class Scenario(FileModel):
 
     @property
     def question(self) -> str:
-        """First comment line of its file."""
-        return self._origin.question
+        """First comment line of its file, and what flags changed since it was asked."""
+        asked, changes = self._origin.question, self._origin.changes
+        return f"{asked} Changed: {format_fields(changes)}." if asked and changes else asked
 
     @property
     def accumulate(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ class SourceMap:
     `lines`: one-based line of each dotted field.
     `flags`: dotted fields that ``--set`` gave.
     `content`: the file's plain values, with the flags applied.
+    `notes`: what sections that a flag changed took along or left, in sentences.
     """
 
     name: str = "scenario"
@@ -29,6 +31,19 @@ class SourceMap:
     lines: Mapping[str, int] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     content: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Value of each field that a flag gave, as written; of one within another only that."""
+        flags, values = self.flags, dict[str, Any]()
+        for flag in flags:
+            if not any(flag.startswith(f"{outer}.") for outer in flags):
+                value: Any = self.content
+                for part in flag.split("."):
+                    value = value[int(part)] if isinstance(value, list) else value.get(part)
+                values[flag] = value
+        return values
 
     def locate(self, path: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field, or of the nearest enclosing section with a line.
@@ -63,6 +78,16 @@ class SourceMap:
         """Return the path of a file named in a field if it exists, else the name as written."""
         candidate = self.resolve(path, value)
         return str(candidate) if os.path.isfile(candidate) else value  # noqa: PTH113  (never raises)
+
+
+def format_fields(values: Mapping[str, Any]) -> str:
+    """Write fields in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
+    return ", ".join(f"{field}={format_value(value)}" for field, value in values.items())
+
+
+def format_value(value: object) -> str:
+    """Write a value as in a file."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def line_map(document: Any, prefix: str = "") -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
+from perfmodel.scenario.source_map import format_value
 from perfmodel.studies.comparison import (
     Change,
     Comparison,
@@ -55,8 +56,7 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
         if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) == 1:
             continue
         shortest = min((_find_written(scenario, name)[0] for scenario in scenarios), key=len)
-        written = (_find_written(scenario, shortest)[1] for scenario in scenarios)
-        values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
+        values = tuple(format_value(_find_written(each, shortest)[1]) for each in scenarios)
         if len(set(values)) > 1:  # else it follows from another field
             fields.setdefault(
                 shortest, Field(shortest, values, READERS.get(shortest.partition(".")[0]))

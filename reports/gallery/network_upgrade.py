@@ -94,7 +94,7 @@ def _text(points: Mapping[str, SizeResult]) -> str:
         ">80 % interval",
         ">Sequences/s",
         ">Quicker by",
-        ">Waiting for network",
+        ">Waiting for communication",
         "Bottleneck",
     )
     rows = [

@@ -149,6 +149,42 @@ def test_a_whole_section_can_be_replaced(scenario_file):
     assert scenario.strategy == DdpStrategy(accumulate=4)
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (
+            "strategy={kind: ddp, accumulate: 4}",
+            ["The new strategy replaces a section that also had bucket_cap=25 MiB: left out."],
+        ),
+        ("strategy=fsdp", ["The new strategy replaces a section that also had bucket_cap=25 MiB"]),
+        ("strategy={kind: ddp, bucket_cap: 5 MiB}", []),
+        ("strategy.bucket_cap=5 MiB", []),
+        ("scale=null", []),
+    ],
+)
+def test_what_a_section_took_along_or_left_is_said(scenario_file, flag, said):
+    notes = load_scenario(scenario_file(), [flag]).origin.notes
+    assert len(notes) == len(said)
+    assert all(note.startswith(words) for note, words in zip(notes, said, strict=True))
+
+
+def test_a_kind_that_keeps_its_section_says_so(good, scenario_file):
+    path = scenario_file(good.replace("bucket_cap: 25 MiB", "accumulate: 4"))
+    assert load_scenario(path, ["strategy.kind=fsdp"]).origin.notes == (
+        "The new strategy.kind keeps the rest of its section: accumulate=4.",
+    )
+
+
+def test_questions_follow_flags(scenario_file):
+    flags = ["cluster.nodes=2", "strategy.hook.kind=fp16", "strategy.hook=bf16"]
+    scenario = load_scenario(scenario_file(), [*flags, "scale=null"])
+    changed = "cluster.nodes=2, strategy.hook=bf16, scale=null"
+    assert scenario.question == f"How long is a step? Changed: {changed}."
+    # variants of it ask the same, but for what replaces a flag
+    assert change_scenario(scenario, {"seed": 3}).question == scenario.question
+    assert "hook" not in change_scenario(scenario, {"strategy": "ddp"}).question
+
+
 def test_the_last_override_of_a_field_wins(scenario_file):
     assert load_scenario(scenario_file(), ["seed=1", "seed=2"]).seed == 2
 

@@ -169,14 +169,14 @@ ROUNDING_SHARE = 1e-9
 
 
 def waiting(point: SizeResult) -> str:
-    """Say how much of the step is spent waiting for the network."""
+    """Say how much of the step is spent waiting for communication."""
     return first_applying(
         (point.comm_s == 0, "without any communication"),
         (
             point.exposed_comm_s < ROUNDING_SHARE * point.step_time_s,
             "with all communication hidden behind compute",
         ),
-        (True, f"of which {duration(point.exposed_comm_s)} is waiting for the network"),
+        (True, f"of which {duration(point.exposed_comm_s)} is waiting for communication"),
     )
 
 

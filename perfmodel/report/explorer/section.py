@@ -23,7 +23,7 @@ _TILES = (
     ("step", "Step time", ""),
     ("speed", "Throughput, {samples}/s", ""),
     ("share", "Scaling efficiency", ""),
-    ("exposed", "Waiting for network", ""),
+    ("exposed", "Waiting for communication", ""),
     ("limit", "Bottleneck", "text"),
 )
 

@@ -193,7 +193,7 @@ def _tiles(result: Result) -> Tiles:
                 quantities.efficiency_base(result) if several else "only one size was asked for",
             ),
             Tile(
-                "Waiting for network",
+                "Waiting for communication",
                 quantities.duration(main.exposed_comm_s),
                 f"{quantities.percent(main.exposed_comm_s / main.step_time_s)} of the step",
             ),

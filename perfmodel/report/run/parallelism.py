@@ -145,7 +145,7 @@ def _stage_hints(point: SizeResult, use: LayoutUse) -> Iterator[str]:
     if len(same) == 1:  # the mean of all stages is another number
         yield (
             f"The parts of the step elsewhere on this page are those of stage {same[0]}, "
-            f"{quantities.duration(point.exposed_comm_s)} of waiting for the network among them."
+            f"{quantities.duration(point.exposed_comm_s)} of waiting for communication among them."
         )
     longest_s = max(each.busy_s + each.exposed_s + each.waits_s for each in use.stages)
     if longest_s >= 1.005 * point.step_time_s:  # by a digit that is shown

@@ -147,7 +147,7 @@ def _wait_bars(picture: StepPicture, scale: float) -> Iterator[dict[str, Any]]:
             height,
             tail.start_s,
             tail.end_s,
-            f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed",
+            f"<b>waiting for communication</b><br>{quantities.duration(tail.exposed_s)} exposed",
         )
         for height, row in _by_height(picture)
         for tail in _visible(picture)

@@ -145,6 +145,7 @@ def _assemble_result(
         assumptions=(
             *list_assumptions(job, largest.machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),
+            *scenario.origin.notes,
             *points[-1].notes,
             *describe_routing(hashed, largest_bytes),
             *describe_interval(job, profile, points[-1]),
@@ -190,6 +191,7 @@ _SENTENCES = (
         _SPEEDS + "the job's {ranks:,} are spread as so many are expected to be.",
     ),
     ("any", "Compute times come from {source}; the input pipeline never holds a GPU up."),
+    ("any", "The model's tensors are {dtypes}, its layers compute in {precision}."),
     ("loops", "Copies to and from servers do not slow compute down."),
     ("quick overlap", "Compute is as quick beside a collective as alone."),
     (
@@ -247,6 +249,8 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
         "source": "a file"
         if job.scenario.compute.source == "file"
         else f"a roofline of {job.gpu.name}",
+        "dtypes": " and ".join(sorted({tensor.dtype for tensor in job.workload.tensors})),
+        "precision": job.scenario.compute.precision,
         "slow": slow,
         "library": machine.library.description,
         "choice": _describe_choice(machine),

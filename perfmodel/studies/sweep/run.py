@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,7 @@ from perfmodel.errors import ExecutorUnavailable, InputError
 from perfmodel.files import attributes, data_folder, find_file, is_folder, write_atomically
 from perfmodel.files.find import is_shipped
 from perfmodel.scenario import ModelSection, Scenario
-from perfmodel.scenario.source_map import SourceMap
+from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.store import FIGURES, Answer, Store, answer
@@ -271,16 +271,6 @@ def _digest(content: str | bytes) -> str:
 
 
 # ---------------------------------------------------------------- CSV, Parquet and JSON of a sweep
-
-
-def format_value(value: object) -> str:
-    """Format a value of a set field as in a file."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def format_fields(values: Mapping[str, Any]) -> str:
-    """Format set fields in one line: ``cluster.nodes=2, strategy.bucket_cap=1 MiB``."""
-    return ", ".join(f"{name}={format_value(value)}" for name, value in values.items())
 
 
 def flatten(swept: SweepResult) -> pd.DataFrame:

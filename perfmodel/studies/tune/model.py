@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result import BucketTime
+from perfmodel.studies.run.result import BucketTime, Limit
 
 STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""
@@ -165,6 +165,7 @@ class Tuned:
 class TuneResult(Tuned):
     """The answer of ``perfmodel tune``.
 
+    `bottleneck`, `limit`: of the step with PyTorch's default, as `perfmodel run` finds them.
     `default`: PyTorch's own: 1 MiB first, then 25 MiB.
     `requested`: caps of the scenario, where it sets any.
     `best_uniform`, `best_list`, `best_integer_list`: the cap is a round one among those that are as
@@ -178,6 +179,8 @@ class TuneResult(Tuned):
     `compute_s`: compute of the device in a step, without slowdown.
     """
 
+    bottleneck: str
+    limit: Limit
     default: Choice
     requested: Choice | None
     best_uniform: Choice

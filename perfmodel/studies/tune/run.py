@@ -10,6 +10,7 @@ from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.evidence import evidence_of
 from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
+from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import locate_errors, prepare
 from perfmodel.studies.tune.caps import (
     Caps,
@@ -149,12 +150,15 @@ def _assemble_result(
     bound_s = _prove_bound(evaluator, best_list.step_time_s)
     if bound_s is not None and bound_s > best_list.step_time_s * (1 + STEP_ROUNDING):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
+    usual = simulate_size(sized.with_options(evaluator.default_options()), with_first=False)
     return TuneResult(
         scenario=sized.job.scenario,
         workload=evaluator.workload.name,
         machine=name_machine(sized.machine.topology, sized.size),
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
+        bottleneck=usual.bottleneck,
+        limit=usual.limit,
         default=default,
         requested=requested,
         best_uniform=best_uniform,
@@ -292,7 +296,7 @@ def assumptions(
         "slowed list": is_list_estimated and slows,
         "interpolated list": is_list_estimated and not slows,
         "reverse": evaluator.gradients.reverse_filled,
-        "network": bool(evaluator.sized.ensemble.alternatives),
+        "interval": bool(evaluator.sized.ensemble.alternatives),
     }
     sentences = [
         _SENTENCES[name].format(
@@ -334,9 +338,9 @@ _SENTENCES = {
     "programming), as far as interpolated times of all-reduces are right.",
     "reverse": "PyTorch does not rebuild these buckets: they are filled in the order of "
     "registration and launched in the reverse.",
-    "network": "On a quicker or a slower network nothing was simulated: steps there are those on "
-    "the likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes are "
-    "taken to be quicker or slower together.",
+    "interval": "Quicker and slower all-reduces were not simulated: steps with them are those on "
+    "the likely machine, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
+    "are taken to be quicker or slower together.",
     "shared list": "The caps of a list hold for the first, second ... bucket of each dtype.",
 }
 """What may be assumed of caps, of the curve, and of the list."""

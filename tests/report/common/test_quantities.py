@@ -58,7 +58,7 @@ def test_headline_answers(with_main: Callable[..., Result]) -> None:
     )
     assert plain(quantities.headline(changed)) == (
         "256 GPUs train 31,200 images/s, 93 % of linear scaling; a step takes 98.0 ms, "
-        "of which 6.00 ms is waiting for the network."
+        "of which 6.00 ms is waiting for communication."
     )
 
 
@@ -87,7 +87,7 @@ def test_a_small_part_of_a_long_step_is_no_hidden_communication(
     with_main: Callable[..., Result],
 ) -> None:
     text = plain(quantities.headline(with_main(step_time_s=15.4, exposed_comm_s=0.015)))
-    assert text.endswith("a step takes 15.4 s, of which 15.0 ms is waiting for the network.")
+    assert text.endswith("a step takes 15.4 s, of which 15.0 ms is waiting for communication.")
 
 
 def test_samples_of_many_words(result: Result) -> None:

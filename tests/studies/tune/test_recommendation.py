@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.report.tuning_text import headline, snippet, to_paste, tuned_json, tuned_lines
 from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
 from perfmodel.studies.tune.model import MIN_GAIN, STEP_ROUNDING, Choice, TuneResult
@@ -117,12 +118,20 @@ def test_larger_clusters_earn_another_setting() -> None:
 
 
 @pytest.mark.slow
-def test_the_network_is_named_where_buckets_hide_little_of_it() -> None:
-    """A bucket of 0.8 GB for 0.6 % of a step that waits for the network for most of its time."""
+def test_the_limit_is_named_where_buckets_hide_little_of_it_and_as_run_names_it() -> None:
+    """A bucket of 0.8 GB for 0.6 % of a step that waits for communication for most of its time."""
     text = headline(tuned_of("bert-large-v100-100g", ()))
     assert "keep them" in text
-    assert "The network is the limit" in text
-    assert "The network" not in headline(tuned_of("resnet50-dgx-a100", ()))
+    limit = run_scenario(load_scenario("bert-large-v100-100g", ["scale=null"])).main.bottleneck
+    assert f"Communication is the limit ({limit}): a step waits" in text
+    assert "Communication" not in headline(tuned_of("resnet50-dgx-a100", ()))
+
+
+def test_on_one_host_the_limit_is_no_network() -> None:
+    """Four GPUs of a host share PCIe: the file's own name says what they lack."""
+    text = headline(tune_scenario(load_scenario("gpt2-xl-pcie-no-p2p")))
+    assert "Communication is the limit (the GPUs' PCIe)" in text
+    assert "network" not in text
 
 
 def test_a_whole_number_for_all_buckets_is_no_better_than_the_list_of_whole_numbers() -> None:
