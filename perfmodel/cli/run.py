@@ -65,8 +65,10 @@ def run(
     ] = False,
     points: Annotated[
         int,
-        typer.Option("--points", min=54, metavar="N", help="Settings for --explore, at most."),
-    ] = 480,
+        typer.Option(
+            min=54, metavar="N", help="Settings for --explore, at most; 480 give more ticks."
+        ),
+    ] = 120,
     images: Annotated[
         Literal["png", "svg"] | None,
         typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),

@@ -256,9 +256,9 @@ def gpu_axis(scenario: Scenario, result: Result) -> Axis:
     return Axis("gpus", "GPUs", place_stops(points, between), len(points) - 1)
 
 
-MOST_POINTS, LEAST_POINTS = 480, 54
-"""Settings that are simulated at most, each in a fraction of a second; and how few suffice for
-both ends of each slider and the baseline."""
+QUICK_POINTS, LEAST_POINTS = 120, 54
+"""Settings that are simulated at most, unless more are asked for; and how few suffice for both ends
+of each slider and the baseline."""
 
 CAPS = tuple(float(mib * MIB) for mib in (1, 5, 25, 50, 100, 400))
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -267,7 +267,7 @@ DELAYS = (0.25, 1.0, 4.0)
 a generation of hardware is about a factor of two, and latency matters least."""
 
 
-def design_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> Design:
+def design_of(scenario: Scenario, result: Result, most: int = QUICK_POINTS) -> Design:
     """Sliders that make sense for a scenario, and at most `most` combinations to simulate.
 
     `most` is `LEAST_POINTS` or more.

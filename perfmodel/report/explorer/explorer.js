@@ -72,7 +72,8 @@
     if (column === "samples" || column === "memory_bytes") return power(around, (index) => values[index]);
     const waits = exposedOf(around);
     if (column === "exposed_comm_s") return waits;
-    const step = waits + power(around, (index) => steps[index] - exposed[index]);
+    const others = (index) => steps[index] - exposed[index];
+    const step = waits + Math.max(sum(around, others), Math.min(...around.map(([index]) => others(index))));
     if (column === "step_time_s") return step;
     const ratio = power(around, (index) => values[index] / steps[index]);
     return step * (column === "low_s" ? Math.min(1, ratio) : Math.max(1, ratio));
@@ -95,13 +96,14 @@
     return {
       exact,
       between,
+      moved: place.filter((at, number) => at !== baseline[number]).length,
       step,
       low: valueAt(around, "low_s"),
       high: valueAt(around, "high_s"),
       exposed: valueAt(around, "exposed_comm_s"),
       speed,
       share: speed === null || each === null ? null : speed / size.gpus / each,
-      fits: exact ? columns.fits[around[0][0]] !== false : !(memory > data.capacity),
+      fits: exact ? columns.fits[around[0][0]] !== false : memory < data.room,
       limits: [...new Set(near.map(([index]) => columns.bottleneck[index]))].filter((at) => at !== null),
     };
   }
@@ -144,7 +146,9 @@
     return `${off < 0 ? "\u2212" : "+"}${digits(Math.abs(off))}\u00a0% from what was asked`;
   }
 
-  function say(name, text, below) {
+  /** A figure; of a setting that does not fit nothing is said to be better. */
+  function say(name, text, below, fits = true) {
+    byId(name).closest(".tile").classList.toggle("bad", !fits);
     byId(name).textContent = text;
     byId(`${name}-change`).textContent = below;
   }
@@ -152,8 +156,9 @@
   function mark(state) {
     if (state.step === null) return `Not known: a point here could not be simulated. ${data.failed}`;
     if (state.exact) return "Simulated: exactly these settings.";
-    if (state.between) return `Interpolated between simulated points. ${data.errors.between}`;
-    return `Estimated: these settings were simulated in smaller groups, not all together. ${data.errors.combined}`;
+    const off = data.errors[state.moved > data.few ? 1 : 0];
+    if (state.between) return `Interpolated between simulated points. ${off}`;
+    return `Estimated: these settings were simulated in smaller groups, not all together. ${off}`;
   }
 
   // ---- the picture along the slider that was moved last ----------------------------------------
@@ -216,12 +221,13 @@
     }
     for (const one of along.filter((each) => Number.isInteger(each.at))) {
       if (!banded.has(one) && one.low !== null && one.high !== null) draw("line", { class: "span", x1: x(one.at), x2: x(one.at), y1: y(one.low), y2: y(one.high) });
-      draw("circle", { class: one.exact ? "point" : "point between", cx: x(one.at), cy: y(one.step), r: 4 });
+      if (one.fits) draw("circle", { class: one.exact ? "point" : "point between", cx: x(one.at), cy: y(one.step), r: 4 });
+      else draw("path", { class: "unfit", d: `M${x(one.at) - 5},${y(one.step) - 5}l10,10m0,-10l-10,10` });
     }
     const here = along.find((one) => one.at === axis.stops[stops[moved]].at);
     if (here) draw("circle", { class: "here", cx: x(here.at), cy: y(here.step), r: 8 });
     svg.setAttribute("aria-label", `${axis.name}: ${along.filter((one) => one.exact)
-      .map((one) => `${one.label} ${duration(one.step)}`).join("; ")}`);
+      .map((one) => `${one.label} ${duration(one.step)}${one.fits ? "" : " (does not fit)"}`).join("; ")}`);
   }
 
   // ---- sliders -----------------------------------------------------------------------------------
@@ -237,17 +243,18 @@
       const kind = Number.isInteger(stop.at) ? "simulated" : "between simulated points";
       slider.setAttribute("aria-valuetext", `${stop.label}, ${kind}`);
     });
-    say("step", text(state.step, duration), change(state.step, asked.step));
+    const { fits } = state, known = (words) => (fits ? words : "if it did fit");
+    say("step", text(state.step, duration), known(change(state.step, asked.step)), fits);
     const interval = state.low === null || state.high === null
       ? "no interval known" : `80\u00a0% interval ${duration(state.low)} to ${duration(state.high)}`;
     byId("interval").textContent = state.step === null ? "" : interval;
-    say("speed", text(state.speed, digits), change(state.speed, asked.speed));
-    say("share", text(state.share, percent), state.share === asked.share
-      ? "as asked" : asked.share === null ? "" : `as asked ${percent(asked.share)}`);
+    say("speed", text(state.speed, digits), known(change(state.speed, asked.speed)), fits);
+    say("share", text(state.share, percent), known(state.share === asked.share
+      ? "as asked" : asked.share === null ? "" : `as asked ${percent(asked.share)}`), fits);
     say("exposed", text(state.exposed, duration), state.exposed === asked.exposed
       ? "as asked" : `as asked ${duration(asked.exposed)}`);
     say("limit", state.limits.map((at) => bottlenecks[at]).join(", or ") || "unknown",
-      state.fits ? "" : "does not fit in GPU memory");
+      fits ? "" : "does not fit in GPU memory", fits);
     const said = byId("mark");
     said.textContent = mark(state);
     said.className = state.exact ? "exact" : "between";

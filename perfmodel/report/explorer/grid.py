@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.memo import grouped
 from perfmodel.report.explorer.design import Axis, Design, Place, Stop
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.result import Result
@@ -18,23 +16,21 @@ from perfmodel.studies.sweep import run_sweep, variants
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-_RANDOM_CHECKS = 12
-_COMBINED_CHECKS = 8
-"""Places that are simulated only to check: amid several sliders; with three, and with four or
-more sliders moved at once to points that were not simulated together."""
+TRIES = 20
+"""Places drawn at random with one or two sliders moved, and as many with any of them, that are
+simulated only to see how good estimates are."""
 
 
 @dataclass(frozen=True, slots=True)
 class InterpolationCheck:
     """A place that is no simulated point, simulated only to measure the error there.
 
-    `axis`: key of the only axis along which it lies between points; "several" if along several,
-        "combined" if along none: points that were not simulated together.
+    `moved`: sliders that stand elsewhere than the scenario asks.
     `simulated_s`, `interpolated_s`: step time.
     """
 
     place: Place
-    axis: str
+    moved: int
     simulated_s: float
     interpolated_s: float
 
@@ -50,13 +46,13 @@ class Grid:
 
     `rows`: columns of `perfmodel.studies.sweep.Swept.table`, one for each point of the design;
         None where the simulation failed.
-    `capacity_bytes`: memory of a GPU.
+    `room_bytes`: memory that fits, below that of every point that does not.
     `failed`: the first message of a point that could not be simulated; "" if there is none.
     """
 
     design: Design
     rows: tuple[Mapping[str, Any] | None, ...]
-    capacity_bytes: float
+    room_bytes: float
     checks: tuple[InterpolationCheck, ...] = ()
     failed: str = ""
 
@@ -79,12 +75,12 @@ class Grid:
 def value_at(grid: Grid, place: Place, column: str) -> float | None:
     """Estimate a column at a place; on a point it is the point's own, to the bit.
 
-    A step is its other parts, and communication without what is hidden behind them. The logarithms
-    of other parts and of communication are taken as linear in the logarithm of each axis, exact
-    for a time that goes with a power of the setting, such as bytes over bandwidth; what is hidden
-    as linear, and no more than there is. Points that were not simulated together count as
-    `Design.weights` says. Ends of the interval keep their ratio to the step, samples of a step and
-    memory are powers of the settings.
+    A step is its other parts, and communication without what is hidden behind them. The logarithm
+    of communication is taken as linear in the logarithm of each axis, exact for a time that goes
+    with a power of the setting, such as bytes over bandwidth; other parts as linear, since a hook's
+    kernels add to those of layers; what is hidden as linear, and no more than there is. Points that
+    were not simulated together count as `Design.weights` says. Ends of the interval keep their
+    ratio to the step, samples of a step and memory are powers of the settings.
 
     In seconds, samples, bytes; None where a point around the place has no value.
     """
@@ -99,7 +95,9 @@ def value_at(grid: Grid, place: Place, column: str) -> float | None:
     exposed = _exposed(around)
     if column == "exposed_comm_s":
         return exposed
-    step = _power(around, lambda row: row["step_time_s"] - row["exposed_comm_s"]) + exposed
+    others = [(row["step_time_s"] - row["exposed_comm_s"], weight) for row, weight in around]
+    least = min(part for part, _ in others)
+    step = max(least, math.fsum(weight * part for part, weight in others)) + exposed
     if column == "step_time_s":
         return step
     ratio = _power(around, lambda row: row[column] / row["step_time_s"])
@@ -146,8 +144,34 @@ def explore(
     """
     axes = design.axes
     places: list[Place] = [tuple(map(float, point)) for point in design.points]
-    checked = [*_places_between(axes), *_places_combined(design)]
-    run = [_without_network(axes, place) for place in [*places, *checked]]
+    tried = [*draw_places(design, range(1, 3)), *draw_places(design, [len(axes)])]
+    rows, failed = simulate_places(
+        scenario, axes, [*places, *tried], profile=profile, jobs=jobs, progress=progress
+    )
+    room = (row["memory_bytes"] for row in rows if row is not None and not row["fits"])
+    grid = Grid(
+        design=design,
+        rows=tuple(rows[: len(places)]),
+        room_bytes=min(result.main.memory.room_bytes, *room, math.inf),
+        failed=failed,
+    )
+    return replace(grid, checks=tuple(check_estimates(grid, tried, rows[len(places) :])))
+
+
+def simulate_places(
+    scenario: Scenario,
+    axes: Sequence[Axis],
+    places: Sequence[Place],
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Mapping[str, Any] | None], str]:
+    """Simulate places, each once; None and the first message where that fails.
+
+    Arguments as of `explore`.
+    """
+    run = [_without_network(axes, place) for place in places]
     distinct = list(dict.fromkeys(run))
     settings = [
         dict(
@@ -164,14 +188,8 @@ def explore(
         for place, row in zip(distinct, swept.rows, strict=True)
         if row["status"] == "ok"
     }
-    rows = [by_place.get(place) for place in run]
-    grid = Grid(
-        design=design,
-        rows=tuple(rows[: len(places)]),
-        capacity_bytes=result.main.memory.capacity_bytes,
-        failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
-    )
-    return replace(grid, checks=tuple(_check_interpolation(grid, checked, rows[len(places) :])))
+    failed = next((row["message"] for row in swept.rows if row["status"] != "ok"), "")
+    return list(map(by_place.get, run)), failed
 
 
 def _stop_at(axis: Axis, at: float) -> Stop:
@@ -191,50 +209,28 @@ def _without_network(axes: Sequence[Axis], place: Place) -> Place:
     )
 
 
-def _places_between(axes: Sequence[Axis]) -> Iterator[Place]:
-    """Places in the middle between points: along each axis, and some amid several."""
-    baseline = tuple(float(axis.baseline) for axis in axes)
-    middles = list(map(_middles, axes))
-    for number, stops in enumerate(middles):
-        for at in stops:
-            yield (*baseline[:number], at, *baseline[number + 1 :])
-    if len(list(filter(None, middles))) > 1:
-        stands = (stops or [at] for stops, at in zip(middles, baseline, strict=True))
-        amid = list(itertools.product(*stands))
-        draw = random.Random(0)  # noqa: S311  (places to try, the same ones every time)
-        yield from draw.sample(amid, min(_RANDOM_CHECKS, len(amid)))
+def draw_places(
+    design: Design, moved: Sequence[int], count: int = TRIES, seed: int = 0
+) -> Iterator[Place]:
+    """Draw places that are estimated, with so many sliders anywhere; each once."""
+    axes, drawn = design.axes, dict[Place, None]()
+    draw = random.Random(seed)  # noqa: S311  (places to try, the same ones every time)
+    for _ in range(50 * count):
+        place = [float(at) for at in design.baseline]
+        for at in draw.sample(range(len(axes)), min(draw.choice(moved), len(axes))):
+            place[at] = draw.choice(axes[at].stops).at
+        if len(design.weights(_without_network(axes, tuple(place)))) > 1 and len(drawn) < count:
+            drawn[tuple(place)] = None
+    return iter(drawn)
 
 
-def _places_combined(design: Design) -> Iterator[Place]:
-    """Some combinations of points that are not simulated: of three sliders moved, and of more."""
-    count = 0 if design.is_complete else len(design.axes)
-    draw = random.Random(1)  # noqa: S311  (places to try, the same ones every time)
-    for least, most in ((3, 3), (4, 5)):
-        if count < least:
-            return
-        places: dict[Place, None] = {}
-        for _ in range(50 * _COMBINED_CHECKS):
-            point = list(design.baseline)
-            for at in draw.sample(range(count), draw.randint(least, min(most, count))):
-                point[at] = draw.randrange(len(design.axes[at]))
-            if not design.has(tuple(point)) and len(places) < _COMBINED_CHECKS:
-                places[tuple(map(float, point))] = None
-        yield from places
-
-
-def _middles(axis: Axis) -> list[float]:
-    """The stop nearest to the middle between each two points."""
-    between = grouped((math.floor(stop.at), stop.at) for stop in axis.stops if stop.at % 1)
-    return [min(inside, key=lambda at: abs(at % 1 - 0.5)) for inside in between.values()]
-
-
-def _check_interpolation(
+def check_estimates(
     grid: Grid, places: Sequence[Place], rows: Sequence[Mapping[str, Any] | None]
 ) -> Iterator[InterpolationCheck]:
+    """Yield estimates of places beside their simulated rows, where both are known."""
     for place, row in zip(places, rows, strict=True):
         guessed = value_at(grid, place, "step_time_s")
         if row is None or guessed is None:
             continue
-        off = [a.key for a, at in zip(grid.axes, place, strict=True) if not at.is_integer()]
-        kind = "several" if len(off) > 1 else "".join(off) or "combined"
-        yield InterpolationCheck(place, kind, row["step_time_s"], guessed)
+        moved = sum(at != own for at, own in zip(place, grid.baseline, strict=True))
+        yield InterpolationCheck(place, moved, row["step_time_s"], guessed)

@@ -12,12 +12,10 @@ from typing import Any
 
 from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Markup, Section, section
+from perfmodel.report.common.document import Markup, Section, join_applying, section
 from perfmodel.report.explorer.design import Axis
 from perfmodel.report.explorer.grid import Grid, InterpolationCheck
 from perfmodel.studies.run.result import Result
-
-_AXES = {"bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
 
 _TILES = (
     ("step", "Step time", ""),
@@ -32,11 +30,14 @@ _NETWORK_HINT = (
     " Network bandwidth and latency are those of all links between nodes; the library's own "
     "latency between nodes is scaled alike, and it chooses its algorithms anew."
 )
-_DOTS = "Dots are simulated. The ring is where the slider stands"
+_DOTS = "Dots are simulated, crosses do not fit in GPU memory. The ring is where the slider stands"
 _BETWEEN_DOTS = (
-    "Dots are simulated; dashed lines, and hollow dots, which appear while another slider stands "
-    "between simulated settings, are interpolated. The ring is where the slider stands"
+    "Dots are simulated; dashed lines and hollow dots are estimated, crosses do not fit in GPU "
+    "memory. The ring is where the slider stands"
 )
+
+FEW_MOVED = 2
+"""Sliders that people move at once; estimates are worse with more of them."""
 
 COARSE_ERROR_SHARE = 0.05
 """Error of interpolation from which on the page advises to simulate a setting itself."""
@@ -99,32 +100,35 @@ def _simulated_sentence(grid: Grid) -> str:
 
 
 def interpolation_sentence(grid: Grid) -> str:
-    """State the errors at the places where they were checked."""
-    combined = [check for check in grid.checks if check.axis == "combined"]
-    between = [check for check in grid.checks if check.axis != "combined"]
-    sentences = [] if grid.checks else ["Nothing lies between them."]
-    if combined:
-        sentences.append(
-            "Other combinations are estimated from those and say so: at "
-            f"{len(combined)}, with three to five sliders moved, that were simulated only to "
-            f"check this, {_errors(combined)}."
-        )
-    if between:
-        worst = max(between, key=lambda check: check.error)
-        sentences.append(
-            "Between ticks numbers are interpolated and say so: at "
-            f"{len(between)} such places {_errors(between)} (between values of "
-            f"{_AXES.get(worst.axis, 'several settings at once')})."
-        )
-    if grid.worst_error > COARSE_ERROR_SHARE:
-        sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
-    return " ".join(sentences)
+    """State the errors at the places where they were measured."""
+    if not grid.checks:
+        return "Nothing lies between them."
+    few, more = map(_errors, by_sliders_moved(grid))
+    measured = join_applying(
+        (few, f"with one or two sliders moved {few}"),
+        (more, f"{'with more' if few else 'with several sliders moved'} {more}"),
+        by="; ",
+    )
+    hint = " Simulate a setting itself before you rely on it: perfmodel run --set."
+    return (
+        "All others are estimated from those and say so. Some were drawn at random and simulated "
+        f"only to see how good that is: {measured}."
+        f"{hint if grid.worst_error > COARSE_ERROR_SHARE else ''}"
+    )
+
+
+def by_sliders_moved(grid: Grid) -> tuple[Sequence[InterpolationCheck], ...]:
+    """Checks with few sliders moved, which most people do, and with more."""
+    return tuple(
+        [check for check in grid.checks if (check.moved <= FEW_MOVED) is few]
+        for few in (True, False)
+    )
 
 
 def _errors(checks: Sequence[InterpolationCheck]) -> str:
     errors = [check.error for check in checks]
-    return (
-        f"the step time was off by {_share(median(errors))} in the median and "
+    return errors and (
+        f"the step time was off by {_share(median(errors))} in the median of {len(errors)} and by "
         f"{_share(max(errors))} at worst"
     )
 
@@ -161,27 +165,26 @@ def to_data(grid: Grid) -> dict[str, Any]:
         ],
         "points": grid.design.points,
         "groups": grid.design.groups,
-        "capacity": grid.capacity_bytes,
+        "room": grid.room_bytes,
         "columns": {
             **{name: column(number(name)) for name in COLUMNS},
             "bottleneck": column(lambda row: names.index(row["bottleneck"])),
             "fits": column(lambda row: bool(row["fits"])),
         },
         "bottlenecks": names,
-        "errors": {
-            "between": _worst(grid, lambda kind: kind != "combined"),
-            "combined": _worst(grid, lambda kind: kind == "combined"),
-        },
+        "errors": list(map(_worst, by_sliders_moved(grid))),
+        "few": FEW_MOVED,
         # without the path of the scenario's file, so that a shared page does not name it
         "failed": _FILE.sub("", grid.failed.partition("\n")[0], count=1),
     }
 
 
-def _worst(grid: Grid, includes: Callable[[str], bool]) -> str:
-    worst = max((each.error for each in grid.checks if includes(each.axis)), default=None)
-    if worst is None:
+def _worst(checks: Sequence[InterpolationCheck]) -> str:
+    """Say how far estimates are off, beside one of them."""
+    if not checks:
         return ""
-    return f"Where this was tried it was off by up to {quantities.percent(worst)}."
+    worst = quantities.percent(max(check.error for check in checks))
+    return f"At {len(checks)} such places, drawn at random, it was off by up to {worst}."
 
 
 def _baseline_stop(axis: Axis) -> int:

@@ -75,6 +75,12 @@ class Memory:
         return self._likely_bytes + self.context_bytes <= self.capacity_bytes
 
     @property
+    def room_bytes(self) -> float:
+        """What all parts may take, where estimated ones are the same share of them."""
+        share = self.total_bytes / self._likely_bytes if self._likely_bytes else 1.0
+        return share * (self.capacity_bytes - self.context_bytes)
+
+    @property
     def fits_host(self) -> bool:
         """Whether what is offloaded fits the host's memory and drives, where these are known."""
         return not self.overfull

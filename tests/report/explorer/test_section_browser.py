@@ -195,7 +195,27 @@ def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
         sign = "\N{MINUS SIGN}" if off < 0 else "+"
         changed = f"{sign}{quantities.count(abs(off))} % from what was asked"
         wanted = changed if abs(off) >= 0.05 else "as asked"
-        assert seen.text("step-change") == wanted
+        assert seen.text("step-change") == ("if it did fit" if cap == 2 else wanted)
+
+
+def test_what_does_not_fit_is_no_answer(desk: Opened) -> None:
+    """Quicker or not, nothing is said to be better; the chart has a cross in place of a dot."""
+    seen = desk
+    seen.move("cap", 4)  # the largest of three, with dots for the other two
+    bad = seen.page.locator("#explorer .tile.bad strong")
+    assert bad.evaluate_all("all => all.map(one => one.id)") == [
+        "explorer-step",
+        "explorer-speed",
+        "explorer-share",
+        "explorer-limit",
+    ]
+    for name in ("step", "speed", "share"):
+        assert seen.text(f"{name}-change") == "if it did fit"
+    assert seen.page.locator("#explorer-chart path.unfit").count() == 1
+    assert seen.page.locator("#explorer-chart circle.point").count() == 2
+    assert "98 MiB" in (seen.page.locator("#explorer-chart").get_attribute("aria-label") or "")
+    seen.page.locator("#explorer-reset").click()
+    assert bad.count() == 0
 
 
 def test_between_points_numbers_are_marked_and_equal_to_pythons(desk: Opened, grid: Grid) -> None:
