@@ -95,7 +95,9 @@ def value_at(grid: Grid, place: Place, column: str) -> float | None:
     exposed = _exposed(around)
     if column == "exposed_comm_s":
         return exposed
-    others = [(row["step_time_s"] - row["exposed_comm_s"], weight) for row, weight in around]
+    others: list[tuple[float, float]] = [
+        (row["step_time_s"] - row["exposed_comm_s"], weight) for row, weight in around
+    ]
     least = min(part for part, _ in others)
     step = max(least, math.fsum(weight * part for part, weight in others)) + exposed
     if column == "step_time_s":

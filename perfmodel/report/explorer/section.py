@@ -126,8 +126,10 @@ def by_sliders_moved(grid: Grid) -> tuple[Sequence[InterpolationCheck], ...]:
 
 
 def _errors(checks: Sequence[InterpolationCheck]) -> str:
+    if not checks:
+        return ""
     errors = [check.error for check in checks]
-    return errors and (
+    return (
         f"the step time was off by {_share(median(errors))} in the median of {len(errors)} and by "
         f"{_share(max(errors))} at worst"
     )
@@ -184,7 +186,7 @@ def _worst(checks: Sequence[InterpolationCheck]) -> str:
     if not checks:
         return ""
     worst = quantities.percent(max(check.error for check in checks))
-    return f"At {len(checks)} such places, drawn at random, it was off by up to {worst}."
+    return f"At {len(checks)} such places, drawn at random, it was off by up to {worst}; rarely more."
 
 
 def _baseline_stop(axis: Axis) -> int:

@@ -54,6 +54,13 @@ def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> No
     page.wait_for_function("document.querySelector('#scaling table.stacked')")
     boxes = "[...document.querySelectorAll('.scroll')]"
     assert page.evaluate(f"{boxes}.filter(b => b.scrollWidth > b.clientWidth).length") == 0
+    # No rows are hidden without a sign: short tables stand whole, long ones are shaded below.
+    tall = page.evaluate(
+        f"{boxes}.filter(b => b.scrollHeight > b.clientHeight).map(b => b.className)"
+    )
+    assert set(tall) <= {"scroll long"}
+    shades = page.locator(".scroll").first.evaluate("b => getComputedStyle(b).backgroundImage")
+    assert "to top" in shades or "0deg" in shades
     row = page.locator("#scaling table tbody tr").first
     titles = row.locator("td").evaluate_all("all => all.map(cell => cell.dataset.title)")
     assert titles[:3] == ["GPUs", "Nodes", "Step"]
