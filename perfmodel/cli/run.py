@@ -68,7 +68,7 @@ def run(
         typer.Option(
             min=54, metavar="N", help="Settings for --explore, at most; 480 give more ticks."
         ),
-    ] = 120,
+    ] = 140,
     images: Annotated[
         Literal["png", "svg"] | None,
         typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),

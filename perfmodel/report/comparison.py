@@ -307,6 +307,7 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
 def comparison_html(comparison: Comparison) -> str:
     """Build the page as one string."""
     title, fields = comparison_text.title(comparison), fields_table(comparison)
+    results = [side.result for side in comparison.sides]
     lead = (
         " ".join(unread_fields(comparison)) if fields.rows else "Nothing: all sides ask the same."
     )
@@ -317,7 +318,8 @@ def comparison_html(comparison: Comparison) -> str:
                 title,
                 headline(comparison),
                 [PREDICTED],
-                dict.fromkeys(side.result.question for side in comparison.sides),
+                # once for each scenario: "What differs" has what its variations change
+                reversed({s.scenario: s.question for s in results[::-1]}.values()),
                 sentences(comparison),
             ),
             section("What differs", lead, fields if fields.rows else None)

@@ -165,15 +165,17 @@ def _percent(ratio: float) -> str:
 
 
 def _largest_part(versus: SideDifference) -> str:
-    """Name the part of a step that changed most, where it changed at all."""
-    part = max(versus.parts_s, key=lambda name: abs(versus.parts_s[name]))
-    apart_s = versus.parts_s[part]
-    if abs(versus.step.ratio - 1) < LEAST_RELATIVE_CHANGE or apart_s == 0:
+    """Name the part of a step that changed most, and one that makes up for it, where it changed."""
+    parts_s, longer = versus.parts_s, versus.step.ratio > 1
+    least, most = min(parts_s, key=parts_s.__getitem__), max(parts_s, key=parts_s.__getitem__)
+    part, other = (most, least) if longer else (least, most)
+    if abs(versus.step.ratio - 1) < LEAST_RELATIVE_CHANGE or parts_s[part] == 0:
         return ""
-    return (
-        f" Most of that is {part}, {quantities.duration(abs(apart_s))} "
-        f"{'more' if apart_s > 0 else 'less'}."
-    )
+    apart, instead = (quantities.duration(abs(parts_s[name])) for name in (part, other))
+    more, less = ("more", "less") if longer else ("less", "more")
+    if parts_s[part] * parts_s[other] < 0 and 2 * abs(parts_s[other]) > abs(parts_s[part]):
+        return f" In it are {apart} {more} of {part}, and {instead} {less} of {other}."
+    return f" Most of that is {part}, {apart} {more}."
 
 
 def limited_by(point: SizeResult) -> str:
@@ -201,7 +203,8 @@ def _limit(first: Side, side: Side, versus: SideDifference) -> str:
     if mostly_computes(first.point) and mostly_computes(side.point):
         return "Compute limits both."
     parts = {re.sub(r"\bhost \d+", "host", part) for part in versus.bottleneck}  # hosts are alike
-    moves = f"moves from {limited_by(first.point)} to" if len(parts) > 1 else "stays"
+    is_same = len(parts) == 1 and mostly_computes(first.point) is mostly_computes(side.point)
+    moves = "stays" if is_same else f"moves from {limited_by(first.point)} to"
     return f"The limit {moves} {limited_by(side.point)}."
 
 

@@ -34,7 +34,7 @@ SCENARIOS = (
     "llama2-7b-fsdp-h100",
     "gpt2-xl-pcie-p2p",
     "vgg16-schedulers-25g",
-    "pipeline-straggler",
+    "local-sgd-1g",
 )
 PLACES = 200
 SEED = 2026

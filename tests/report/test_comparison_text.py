@@ -136,6 +136,32 @@ def test_compute_limits_both_where_steps_are_compute_but_for_a_tenth(
     assert words in sentence.replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_a_limit_that_is_named_otherwise_does_not_stay(four: Comparison) -> None:
+    """Both wait for the same link, of which one step alone is nearly all compute."""
+    first, side, *_ = four.sides
+    saves = Relief("fast PCIe", ("PCIe",), {}, 0.05 * side.point.step_time_s)
+    computes = replace(side.point, compute_s=0.95 * side.point.step_time_s, reliefs=(saves,))
+    versus = replace(four.differences[0], bottleneck=("the GPUs' PCIe", "the GPUs' PCIe"))
+    sides = (first, replace(side, result=replace(side.result, points=(computes,))))
+    said = list(sentences(replace(four, sides=sides, differences=(versus,))))[-1]
+    assert "The limit moves from" in said
+    assert "stays" not in said
+
+
+def test_what_a_change_adds_is_no_part_of_what_it_saves(four: Comparison) -> None:
+    """A hook whose copies take longer than it saves: what it saves is named as such."""
+    versus = replace(
+        four.differences[0],
+        step=Change(1.01, (1.005, 1.02)),
+        parts_s={"copies": 0.0138, "exposed communication": -0.0161, "forward": 0.0},
+        same_batch=True,
+    )
+    two = replace(four, sides=four.sides[:2], differences=(versus,))
+    text = list(sentences(two))[-1].replace("\xa0", " ")
+    assert "longer" in text
+    assert "13.8 ms more of copies, and 16.1 ms less of exposed communication." in text
+
+
 @pytest.mark.parametrize(
     ("steps_s", "cells"),
     [

@@ -256,7 +256,7 @@ def gpu_axis(scenario: Scenario, result: Result) -> Axis:
     return Axis("gpus", "GPUs", place_stops(points, between), len(points) - 1)
 
 
-QUICK_POINTS, LEAST_POINTS = 120, 54
+QUICK_POINTS, LEAST_POINTS = 140, 54
 """Settings that are simulated at most, unless more are asked for; and how few suffice for both ends
 of each slider and the baseline."""
 

@@ -186,7 +186,8 @@ def _worst(checks: Sequence[InterpolationCheck]) -> str:
     if not checks:
         return ""
     worst = quantities.percent(max(check.error for check in checks))
-    return f"At {len(checks)} such places, drawn at random, it was off by up to {worst}; rarely more."
+    tried = f"At {len(checks)} such places, drawn at random"
+    return f"{tried}, it was off by up to {worst}; rarely more."
 
 
 def _baseline_stop(axis: Axis) -> int:

@@ -147,7 +147,7 @@ def _wait_bars(picture: StepPicture, scale: float) -> Iterator[dict[str, Any]]:
             height,
             tail.start_s,
             tail.end_s,
-            f"<b>waiting for communication</b><br>{quantities.duration(tail.exposed_s)} exposed",
+            f"<b>waiting for communication</b><br>{tail.text}",
         )
         for height, row in _by_height(picture)
         for tail in _visible(picture)
@@ -190,17 +190,18 @@ def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
                 layer="below",
             )
         # ends of the label as shares of the picture's width on a phone
-        room = _LONG_LABEL_ROOM if in_pieces else _LABEL_ROOM
+        exposed = f"{quantities.duration(tail.exposed_s)} exposed"
+        text = f"{exposed}, in short pieces" if in_pieces else tail.text
+        room = _LABEL_ROOM if text == exposed else _LONG_LABEL_ROOM
         is_right = tail.start_s + tail.end_s > picture.length_s
         at_s = tail.end_s if is_right else tail.start_s
         low = at_s / picture.length_s - (room if is_right else 0.0)
         is_short = labelled and tail.exposed_s < _LABELLED * picture.length_s
         if not is_short and all(low >= end or low + room <= start for start, end in labelled):
             labelled.append((low, low + room))
-            pieces = ", in short pieces" if in_pieces else ""
             add_note(
                 figure,
-                f"<b>{quantities.duration(tail.exposed_s)} exposed{pieces}</b>",
+                f"<b>{text}</b>",
                 x=at_s / scale,
                 y=1,
                 yref="paper",
@@ -260,6 +261,12 @@ class Tail:
     start_s: float
     end_s: float
     exposed_s: float
+
+    @property
+    def text(self) -> str:
+        """How long it is exposed, and of how long a stretch where that is more."""
+        exposed, all_ = map(quantities.duration, (self.exposed_s, self.end_s - self.start_s))
+        return f"{exposed} exposed" if exposed == all_ else f"{exposed} of {all_} exposed"
 
 
 @dataclass(frozen=True, slots=True)
