@@ -186,14 +186,14 @@ def check_tiles(page: str, document: Mapping[str, Any]) -> None:
 
 def check_figures(result: Result, figures: Mapping[str, Any], document: Mapping[str, Any]) -> None:
     """Compare curves, the bars of a step and the memory with the JSON."""
-    curve, close = document["curve"], {"rel": 1e-6, "abs": 1e-12}
+    curve = document["curve"]
     columns = {"scaling": "samples_per_s", "efficiency": "scaling_efficiency"}
     columns["steptime"] = "step_time_s"
     for name in columns.keys() & figures.keys():
         (trace,) = [each for each in figures[name].data if each.name == "predicted"]
         unit = {"efficiency": 0.01, "steptime": axis_unit(figures[name].layout.yaxis)}.get(name, 1)
         wanted = [size[columns[name]] for size in curve]
-        assert [y * unit for y in trace.y] == pytest.approx(wanted, **close)
+        assert [y * unit for y in trace.y] == pytest.approx(wanted, rel=1e-6, abs=1e-12)
     breakdown = figures["breakdown"]
     lies = len(curve) == 1
     unit = axis_unit(breakdown.layout.xaxis if lies else breakdown.layout.yaxis)
@@ -202,7 +202,7 @@ def check_figures(result: Result, figures: Mapping[str, Any], document: Mapping[
         for value, size in zip(values, curve, strict=True):
             of = size["step_time_s"] if unit == 0.01 else 1.0
             part_s = size["breakdown_s"].get(trace.name, 0.0)
-            assert value * unit * of == pytest.approx(part_s, **close)
+            assert value * unit * of == pytest.approx(part_s, rel=1e-6, abs=1e-12)
     for trace in figures["memory"].data if "memory" in figures else ():
         size = re.search(r"[\d.,]+ \w+$", plain(trace.name or ""))
         if size is not None and trace.type == "bar":
@@ -278,7 +278,7 @@ def test_pages_of_comparisons_agree(drawn: Callable[[Callable[[], str]], Page]) 
     sides = {f: load_scenario("bucket-size-slow-ethernet", ["scale=null", f]) for f in flags}
     found = compare(sides, jobs=1)
     page, figures = drawn(lambda: comparison.comparison_html(found))
-    document = comparison.to_json(found)
+    document = found.to_json()
     samples_s = [1 / side.point.samples_per_s for side in found.sides]
     differences_s = [abs(s) for each in found.differences for s in each.parts_s.values()]
     assert contradictions(seen(page), document, [*samples_s, *differences_s]) == []
