@@ -25,6 +25,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.advise.model import to_json as advice_json
 from perfmodel.studies.advise.run import advise_scenario
 from perfmodel.studies.compare import compare
+from perfmodel.studies.comparison import to_json as comparison_json
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import to_json as plan_json
 from perfmodel.studies.run import run_scenario
@@ -278,7 +279,7 @@ def test_pages_of_comparisons_agree(drawn: Callable[[Callable[[], str]], Page]) 
     sides = {f: load_scenario("bucket-size-slow-ethernet", ["scale=null", f]) for f in flags}
     found = compare(sides, jobs=1)
     page, figures = drawn(lambda: comparison.comparison_html(found))
-    document = found.to_json()
+    document = comparison_json(found)
     samples_s = [1 / side.point.samples_per_s for side in found.sides]
     differences_s = [abs(s) for each in found.differences for s in each.parts_s.values()]
     assert contradictions(seen(page), document, [*samples_s, *differences_s]) == []
