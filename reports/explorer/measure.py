@@ -3,7 +3,7 @@
     python -m reports.explorer.measure
 
 Of five unlike scenarios it makes the quick grid of ``perfmodel run --explore``, draws 200 places at
-which sliders may stand, and simulates each. It takes half an hour on two cores.
+which sliders may stand, and simulates each. It takes a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
