@@ -7,7 +7,7 @@ the machine that are no limit. One pass through the run that was simulated answe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -93,12 +93,33 @@ class RetimedSteps:
         return self.base.run.step_ends_s[0] if is_alone else None
 
     def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
-        """Return the mean counted step of each setup, simulated where it has to be; seconds."""
+        """Return the mean counted step of each setup, simulated where it has to be; seconds.
+
+        That is also where communication meets with these numbers only.
+        """
         plans = [split_classes(setup, self.disturbances)[0] for setup in setups]
         if self.met > MOST_MET or not all(map(self._has_same_order, plans)):
             return [self._simulated_s(setup) for setup in setups]
-        changes = map(partial(self._durations, self.disturbances), setups, plans)
-        return self._counted_s(self._order.retime([*changes]))
+        retimed = self._order.retime(
+            [
+                self._durations(self.disturbances, setup, plan)
+                for setup, plan in zip(
+                    (*setups, self.base.setup), (*plans, self.base.plan), strict=True
+                )
+            ]
+        )
+        own_s = self._counted_s(retimed)
+        return [
+            own_s[at]
+            if self.is_met or self._is_as_timed(retimed, at, setup)
+            else self._simulated_s(setup)
+            for at, setup in enumerate(setups)
+        ]
+
+    def _is_as_timed(self, retimed: Retimed, at: int, setup: SimulationSetup) -> bool:
+        """Whether a change does what the run did, whose own durations are the last of them."""
+        pairs = retimed.overlaps(at) - retimed.overlaps(-1)
+        return bool(retimed.are_in_order[at]) and not self._meet(pairs, setup, self.disturbances)
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: of many tasks the first step alone, which changes as later ones do."""
@@ -113,11 +134,20 @@ class RetimedSteps:
         if np.isinf(self.met) or not self._has_same_order(plan):
             return Step(np.nan, is_exact=False)
         retimed = self._order.retime([self._durations(disturbances, setup, plan)])
-        timer = timer_of(setup, disturbances)
         is_alone = setup.fidelity == "free" or not (
-            self.is_met or any(share_links(timer, pair) for pair in retimed.overlaps(0))
+            self.is_met or self._meet(retimed.overlaps(0), setup, disturbances)
         )
         return Step(self._counted_s(retimed)[0], is_alone and bool(retimed.are_in_order[0]))
+
+    def _meet(
+        self,
+        pairs: Iterable[frozenset[CollectiveCall]],
+        setup: SimulationSetup,
+        disturbances: Sequence[Disturbance],
+    ) -> bool:
+        """Whether collectives that are in progress at the same time share links."""
+        timer = timer_of(setup, disturbances)
+        return any(share_links(timer, pair) for pair in pairs)
 
     @cached_property
     def _calls(self) -> list[CollectiveCall | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -48,8 +49,8 @@ def setups(sized: SizedJob) -> list[SimulationSetup]:
     ]
 
 
-def compare(name: str, within: float) -> RetimedSteps:
-    sized = prepare(load_scenario(f"scenarios/{name}.yaml"))
+def compare(name: str, within: float, changes: Sequence[str] = ()) -> RetimedSteps:
+    sized = prepare(load_scenario(name, changes))
     reported, steady = simulate_reported(sized), sized.steady_disturbances
     again, others = RetimedSteps(reported, steady), setups(sized)
     simulated_s = [reported.simulate_again(steady, each) for each in others]
@@ -164,6 +165,41 @@ def test_one_step_simulated_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> N
     others = setups(sized)[:2]
     simulated_s = [base.simulate_again(steady, each) for each in others]
     assert again.steps_s(others) == pytest.approx(simulated_s, rel=2e-3)
+
+
+STRATEGIES = (
+    "{kind: ddp, hook: fp16, accumulate: 2}",
+    "{kind: ddp, hook: {kind: powersgd}}",
+    "{kind: fsdp, reshard_after_forward: false}",
+    "{kind: horovod}",
+    "{kind: local_sgd}",
+    "{kind: megatron, use_distributed_optimizer: true, overlap_grad_reduce: true}",
+    "{kind: onebit}",
+    "{kind: priority}",
+    "{kind: zero, stage: 1}",
+    "{kind: zero, stage: 2}",
+    "{kind: zero, stage: 3}",
+    "{kind: zero_redundancy}",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("batch", [1, 32])
+def test_every_strategy_is_timed_again_as_it_is_simulated(strategy: str, batch: int) -> None:
+    """On slow hosts as well as on quick ones, with ranks that are slower than others."""
+    changes = (
+        f"strategy={strategy}",
+        f"training.batch_per_gpu={batch}",
+        "model={name: resnet18}",
+        "cluster.nodes=2",
+        "scale=null",
+        "events=[{slow: {ranks: [1], by: 1.3}}]",
+    )
+    again = compare("resnet50-dgx-a100", 1e-9, changes)
+    assert again.met < MOST_MET
+    sized = prepare(load_scenario("resnet50-dgx-a100", changes))
+    assert first_step_s(sized, again) == pytest.approx(first_step_s(sized), rel=1e-9)
 
 
 @pytest.mark.slow
