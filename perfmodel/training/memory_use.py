@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.base import StrategyModel
+from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.kernels.float8_layers import (
     Float8,
@@ -52,6 +53,8 @@ class StepOptions(Protocol):
 
 def with_micro_batches(options: StepOptions, count: int) -> StepOptions:
     """Return options of a strategy with so many micro-batches per step."""
+    if isinstance(options, ZeroRedundancyStrategy):  # has those of the DDP in it
+        return options.model_copy(update={"ddp": with_micro_batches(options.ddp, count)})
     if isinstance(options, StrategyModel):
         return options.model_copy(update={"accumulate": count})
     return replace(options, accumulate=count)  # type: ignore[type-var]

@@ -118,3 +118,11 @@ def test_any_options_can_have_other_micro_batches(kind: str) -> None:
     options = STRATEGIES[kind].options(section)
     assert with_micro_batches(options, 4).accumulate == 4
     assert options.accumulate == 8
+
+
+@pytest.mark.parametrize("kind", [kind for kind, row in STRATEGIES.items() if row.plan])
+def test_a_pipeline_sets_the_micro_batches_of_its_parts(kind: str) -> None:
+    """Those that decide them themselves are refused in pipelines: rounds of local steps."""
+    options = SECTIONS[kind](kind=kind)
+    count = with_micro_batches(options, 6).accumulate
+    assert count == (options.accumulate if kind == "local_sgd" else 6)
