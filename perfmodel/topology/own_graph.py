@@ -183,7 +183,23 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
         for ends in [(src, dst)] if graph.is_directed() else [(src, dst), (dst, src)]:
             stated.add_edge(*ends, **numbers, index=next(index))
     _check_paths(stated)
-    return stated
+    return stated if "machine" in stated.graph else _bond(stated)
+
+
+def _bond(graph: nx.MultiDiGraph[str]) -> nx.MultiDiGraph[str]:
+    """Make parallel NVLinks of one latency one link: what a GPU sends is striped over them."""
+    import networkx as nx
+
+    alike = grouped(
+        ((src, dst, data["latency"], None if data["kind"] == "nvlink" else key), data)
+        for src, dst, key, data in graph.edges(keys=True, data=True)
+    )
+    bonded: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
+    bonded.add_nodes_from(graph.nodes(data=True))
+    for (src, dst, *_), links in alike.items():
+        sums = {name: sum(link[name] for link in links) for name in ("bandwidth", "lanes")}
+        bonded.add_edge(src, dst, **links[0] | sums)
+    return bonded
 
 
 REQUIRED = {

@@ -145,6 +145,26 @@ def test_alike_nodes_are_nodes_and_others_are_one_machine() -> None:
             assert pm.collective(machine, library=library, sizes=[1 << 20])[0]["time_s"] > 0
 
 
+def test_parallel_nvlinks_are_one_of_several_lanes() -> None:
+    """A GPU stripes what it sends over them, whatever their kind says; other cables are two."""
+
+    def pair(links: int, **numbers: Any) -> nx.MultiGraph:
+        graph = nx.MultiGraph()
+        graph.add_nodes_from(range(2), kind="gpu", model="a100-sxm4-80gb")
+        for _ in range(links):
+            graph.add_edge(0, 1, latency=1e-6, **numbers)
+        return graph
+
+    both, bonded = (
+        topology_of(each).arcs
+        for each in (pair(2, bandwidth=5e10), pair(1, bandwidth=1e11, lanes=2))
+    )
+    assert both.bandwidth_Bps.tolist() == bonded.bandwidth_Bps.tolist() == [1e11, 1e11]
+    assert both.lanes.tolist() == bonded.lanes.tolist() == [2, 2]
+    apart = topology_of(pair(2, bandwidth=5e10, kind="pcie")).arcs
+    assert apart.bandwidth_Bps.tolist() == [5e10] * 4
+
+
 def test_devices_forward_and_paths_are_the_shortest() -> None:
     torus = nx.grid_graph((4, 4), periodic=True)
     nx.set_node_attributes(torus, dict.fromkeys(torus, GPU))
