@@ -167,8 +167,8 @@ LOST = (
 def explain_in_time(plan: PlanResult) -> str:
     """Explain the column "in time", and that of prices."""
     said = (
-        " In time: the probability, from the 80 % interval of the time; prices, data and people "
-        "are not in it."
+        " In time: the probability, from the 80 % interval of the time; prices, data, people and "
+        "whether it fits are not in it."
     )
     price = f" {plan.currency}/h is what a GPU costs an hour." if plan.currency else ""
     return f"{price}{'' if plan.deadline_s is None else said}"

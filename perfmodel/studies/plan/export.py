@@ -314,6 +314,8 @@ def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...
     costs = [(option, option.step.routing_cost) for option in options if option.step]
     collide = [(option, cost) for option, cost in costs if cost > NAMED_COST_RATIO]
     powers = {c.name: (c, c.power or PowerSection()) for c in plan.candidates}
+    priced = [c.name for c in plan.candidates if c.purchase or c.price_per_gpu_hour is not None]
+    unpriced = [c.name for c in plan.candidates if c.name not in priced]
     bare = [name for name, (_, p) in powers.items() if p.per_node is None and p.factor <= 1]
     unlike = (
         f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of whole "
@@ -334,6 +336,11 @@ def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...
             for name, sizes in _sizes([option for option, _ in collide])
         ),
         *([unlike] if 0 < len(bare) < len(powers) else []),
+        *(
+            f"{name} has no price, so no answer about costs names it: state price_per_gpu_hour or "
+            "purchase."
+            for name in (unpriced if priced else [])
+        ),
         *(
             f"{name}: electricity costs nothing here (no power.energy_price is given)."
             for name, (candidate, power) in powers.items()

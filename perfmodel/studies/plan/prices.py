@@ -82,7 +82,8 @@ def apply_list(
         if is_open and not isinstance(node, str):
             if rate is None:
                 found = f"nothing, and no rate of a {node[1].name} is listed"
-                raise scenario.fault("plan.failures.mtbf_per_node", found, "such as '264 d'")
+                allowed = f"a duration such as '264 d', here or in candidate {name!r} alone"
+                raise scenario.fault("plan.failures.mtbf_per_node", found, allowed)
             changes["mtbf_per_node"] = rate.mtbf_per_node * rate.gpus_per_node / node[0]
             sources[f"failures of {name}"] = f"{rate.source}, {rate.date}"
         return candidate.model_copy(update=changes)

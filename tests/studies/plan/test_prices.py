@@ -13,6 +13,7 @@ from perfmodel.report.plan_text import answers
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.plan import plan_scenario, prices
 from perfmodel.studies.plan.candidates import find_hardware
+from perfmodel.studies.plan.export import cautions
 from perfmodel.studies.plan.prices import PriceList, apply_list
 from perfmodel.topology.templates.gpus import gpu_sources
 
@@ -77,12 +78,23 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
 
 def test_what_no_list_knows_is_asked_for(tmp_path: Path) -> None:
     text = PLAN.replace("dgx-h100", "rtx4090-x8")
-    with pytest.raises(InputError, match="no rate of a rtx-4090 is listed"):
+    with pytest.raises(
+        InputError, match=r"no rate of a rtx-4090 is listed.* or in candidate 'any'"
+    ):
         resolved(tmp_path, text=text)
     with pytest.raises(InputError, match=r"mtbf_per_node: found nothing; allowed: .*prices: list"):
         resolved(tmp_path, text=PLAN.replace("  prices: list\n", ""))
     with pytest.raises(InputError, match="nowhere"):
         resolved(tmp_path, "plan.prices=nowhere.yaml")
+
+
+def test_what_has_no_price_is_told_where_others_have_one(tmp_path: Path) -> None:
+    text = PLAN.replace("aws-p5, nodes: [1]", "mi300x-x8, nodes: [1], mtbf_per_node: 9 d")
+    section, _ = resolved(tmp_path, text=text)
+    (said,) = [each for each in cautions(section, ()) if "price" in each]
+    assert said.startswith("cloud has no price")
+    bare = section.model_copy(update={"candidates": section.candidates[:1]})
+    assert not [each for each in cautions(bare, ()) if "price" in each]
 
 
 def test_the_list_that_ships_names_gpus_that_are_known() -> None:
