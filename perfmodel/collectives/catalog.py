@@ -37,8 +37,6 @@ class Algorithm:
     function: str
     """Of `perfmodel.collectives.algorithms`: "ring.all_reduce". Empty where NCCL's tuner weighs the
     algorithm but no schedule of it is modelled."""
-    form: str
-    """Closed form of its cost, by its name in `perfmodel.testing.closed_forms`."""
     nccl: str = ""
     """Its name in NCCL's tuner; empty for what NCCL does not weigh."""
     protocols: tuple[str, ...] = PROTOCOLS
@@ -56,66 +54,57 @@ class Algorithm:
 
 _TABLE: Final = {
     "all_reduce": (
-        Algorithm("ring", "ring.all_reduce", "ring", nccl="ring"),
-        Algorithm("bidirectional_ring", "ring.bidirectional_all_reduce", "ring"),
-        Algorithm("tree", "tree.double_binary_tree", "tree", nccl="tree"),
-        Algorithm("binomial", "tree.all_reduce", "binomial"),
-        Algorithm("recursive_doubling", "recursive_doubling.all_reduce", "recursive_doubling"),
-        Algorithm("halving_doubling", "recursive_doubling.halving_doubling", "halving_doubling"),
-        Algorithm("rabenseifner", "recursive_doubling.rabenseifner", "rabenseifner"),
-        Algorithm("hierarchical", "hierarchical.all_reduce", "hierarchical"),
-        Algorithm("torus", "hierarchical.torus", "torus"),
-        Algorithm("server", "linear.server_all_reduce", "server"),
-        Algorithm("gloo_ring", "ring.ring_all_reduce", "gloo_ring"),
-        Algorithm("switch", "sharp.switch_all_reduce", "switch", in_switch=True),
-        Algorithm("nvls", "sharp.nvls_all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
-        Algorithm(
-            "nvls_tree", "sharp.nvls_tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True
-        ),
-        Algorithm("collnet", "sharp.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),
-        Algorithm(
-            "collnet_direct",
-            "sharp.direct_all_reduce",
-            "collnet_direct",
-            "collnet_direct",
-            SIMPLE,
-            True,
-        ),
+        Algorithm("ring", "ring.all_reduce", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_all_reduce"),
+        Algorithm("tree", "tree.double_binary_tree", nccl="tree"),
+        Algorithm("binomial", "tree.all_reduce"),
+        Algorithm("recursive_doubling", "recursive_doubling.all_reduce"),
+        Algorithm("halving_doubling", "recursive_doubling.halving_doubling"),
+        Algorithm("rabenseifner", "recursive_doubling.rabenseifner"),
+        Algorithm("hierarchical", "hierarchical.all_reduce"),
+        Algorithm("torus", "hierarchical.torus"),
+        Algorithm("server", "linear.server_all_reduce"),
+        Algorithm("gloo_ring", "ring.ring_all_reduce"),
+        Algorithm("switch", "sharp.switch_all_reduce", in_switch=True),
+        Algorithm("nvls", "sharp.nvls_all_reduce", "nvls", SIMPLE, True),
+        Algorithm("nvls_tree", "sharp.nvls_tree_all_reduce", "nvls_tree", SIMPLE, True),
+        Algorithm("collnet", "sharp.chain_all_reduce", "collnet_chain", SIMPLE, True),
+        Algorithm("collnet_direct", "sharp.direct_all_reduce", "collnet_direct", SIMPLE, True),
     ),
     "reduce_scatter": (
-        Algorithm("ring", "ring.reduce_scatter", "ring_reduce_scatter", nccl="ring"),
-        Algorithm("bidirectional_ring", "ring.bidirectional_reduce_scatter", "ring_reduce_scatter"),
-        Algorithm("recursive_halving", "recursive_doubling.reduce_scatter", "recursive_halving"),
-        Algorithm("nvls", "sharp.nvls_reduce_scatter", "nvls_reduce_scatter", "nvls", SIMPLE, True),
-        Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
-        Algorithm("pat", "tree.pat_reduce_scatter", "logarithmic_reduce_scatter", "pat", SIMPLE),
+        Algorithm("ring", "ring.reduce_scatter", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_reduce_scatter"),
+        Algorithm("recursive_halving", "recursive_doubling.reduce_scatter"),
+        Algorithm("nvls", "sharp.nvls_reduce_scatter", "nvls", SIMPLE, True),
+        Algorithm("collnet_direct", "", "collnet_direct", SIMPLE, True),
+        Algorithm("pat", "tree.pat_reduce_scatter", "pat", SIMPLE),
     ),
     "all_gather": (
-        Algorithm("ring", "ring.all_gather", "ring_all_gather", nccl="ring"),
-        Algorithm("bidirectional_ring", "ring.bidirectional_all_gather", "ring_all_gather"),
-        Algorithm("recursive_doubling", "recursive_doubling.all_gather", "logarithmic_all_gather"),
-        Algorithm("bruck", "recursive_doubling.bruck_all_gather", "logarithmic_all_gather"),
-        Algorithm("nvls", "sharp.nvls_all_gather", "nvls_all_gather", "nvls", SIMPLE, True),
-        Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
-        Algorithm("pat", "tree.pat_all_gather", "logarithmic_all_gather", "pat", SIMPLE),
+        Algorithm("ring", "ring.all_gather", nccl="ring"),
+        Algorithm("bidirectional_ring", "ring.bidirectional_all_gather"),
+        Algorithm("recursive_doubling", "recursive_doubling.all_gather"),
+        Algorithm("bruck", "recursive_doubling.bruck_all_gather"),
+        Algorithm("nvls", "sharp.nvls_all_gather", "nvls", SIMPLE, True),
+        Algorithm("collnet_direct", "", "collnet_direct", SIMPLE, True),
+        Algorithm("pat", "tree.pat_all_gather", "pat", SIMPLE),
     ),
     "broadcast": (
-        Algorithm("chain", "ring.broadcast", "chain_broadcast", nccl="ring"),
-        Algorithm("binomial", "tree.broadcast", "binomial_broadcast"),
+        Algorithm("chain", "ring.broadcast", nccl="ring"),
+        Algorithm("binomial", "tree.broadcast"),
     ),
     "reduce": (
-        Algorithm("chain", "ring.reduce", "chain_reduce", nccl="ring"),
-        Algorithm("binomial", "tree.reduce", "binomial_reduce"),
+        Algorithm("chain", "ring.reduce", nccl="ring"),
+        Algorithm("binomial", "tree.reduce"),
     ),
     "all_to_all": (
-        Algorithm("pairwise", "all_to_all.pairwise", "pairwise"),
-        Algorithm("bruck", "all_to_all.bruck", "bruck_all_to_all"),
-        Algorithm("direct", "all_to_all.direct", "direct_all_to_all"),
-        Algorithm("batched", "all_to_all.batched", "batched"),
+        Algorithm("pairwise", "all_to_all.pairwise"),
+        Algorithm("bruck", "all_to_all.bruck"),
+        Algorithm("direct", "all_to_all.direct"),
+        Algorithm("batched", "all_to_all.batched"),
     ),
-    "scatter": (Algorithm("star", "linear.scatter", "scatter"),),
-    "gather": (Algorithm("star", "linear.gather", "gather"),),
-    "send": (Algorithm("direct", "linear.send", "send"),),
+    "scatter": (Algorithm("star", "linear.scatter"),),
+    "gather": (Algorithm("star", "linear.gather"),),
+    "send": (Algorithm("direct", "linear.send"),),
 }
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(

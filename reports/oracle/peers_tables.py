@@ -14,8 +14,8 @@ from oracle.machines import one_gpu_node, two_level_node, with_credits
 from oracle.scenes import Launch, Scene, collective
 from oracle.shared_links import NO_DELAY
 from perfmodel.library.machine import Machine
-from perfmodel.testing import closed_forms
 from perfmodel.topology.templates.build import build_topology
+from reports.oracle import closed_forms
 
 MiB = 1 << 20
 SIZES = (MiB, 25 * MiB, 100 * MiB, 1024 * MiB)

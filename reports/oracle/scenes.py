@@ -23,7 +23,7 @@ from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import network_class
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.testing import closed_forms
+from reports.oracle import closed_forms
 
 Floats = NDArray[np.float64]
 Route = tuple[int, ...]

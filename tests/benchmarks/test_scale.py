@@ -20,13 +20,13 @@ from benchmarks.one_step import question
 from oracle.peers_tables import MiB, cluster, ring_machine
 from oracle.scenes import Launch, Scene, collective, play
 
+from perfmodel.collectives.catalog import bus_factor
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
-from perfmodel.testing import closed_forms
 
 pytestmark = pytest.mark.benchmarks
 Benchmark = Callable[..., float]
@@ -85,9 +85,7 @@ def test_1024_unlike_gpus(benchmark: Benchmark) -> None:
         return UncontendedTimer(machine).best("all_reduce", 25 * MiB, range(1024))[1]
 
     eight_NICs_Bps = 8 * 2 * 25e9  # none is more than twice as quick as it was
-    assert (
-        benchmark(answer) > closed_forms.bus_factor("all_reduce", 128) * 25 * MiB / eight_NICs_Bps
-    )
+    assert benchmark(answer) > bus_factor("all_reduce", 128) * 25 * MiB / eight_NICs_Bps
 
 
 @pytest.mark.parametrize("ranks", [16, 48])

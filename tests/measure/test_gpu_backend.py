@@ -16,7 +16,7 @@ from perfmodel.measure.reference import (
     make_moves,
     make_starting_data,
 )
-from perfmodel.testing.closed_forms import IN_SWITCH
+from reports.oracle.closed_forms import IN_SWITCH
 
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
 

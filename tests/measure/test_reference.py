@@ -26,7 +26,7 @@ from perfmodel.measure.reference import (
     window_slices,
 )
 from perfmodel.measure.worker import find_staged_moves, largest_scratch
-from perfmodel.testing.closed_forms import IN_SWITCH
+from reports.oracle.closed_forms import IN_SWITCH
 
 
 @pytest.mark.slow

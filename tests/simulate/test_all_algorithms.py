@@ -16,9 +16,9 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.testing import closed_forms
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
+from reports.oracle import closed_forms
 
 Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]

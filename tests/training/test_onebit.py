@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.onebit import (
     ONEBIT,
@@ -28,6 +27,7 @@ from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.zoo import build_model
+from reports.oracle.closed_forms import form
 from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy_workload import request
 

@@ -30,7 +30,7 @@ from perfmodel.collectives.timing import recurrence
 from perfmodel.collectives.verify import verify
 from perfmodel.collectives.verify_table import verify_table
 from perfmodel.errors import ScheduleError
-from perfmodel.testing import closed_forms
+from reports.oracle import closed_forms
 
 
 @pytest.mark.parametrize(

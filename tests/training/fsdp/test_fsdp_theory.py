@@ -19,13 +19,13 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.jitter import Jitter, Variation
 from perfmodel.simulate.engine.rank_vectors import simulate_ranks, why_unsuited
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, ParameterTensor, Workload
+from reports.oracle.closed_forms import form
 
 Maker = Callable[..., Topology]
 FORWARD_S, BACKWARD_S, OPTIMIZER_S = 1e-3, 2e-3, 4e-4
