@@ -215,7 +215,6 @@ def test_a_run_imports_what_it_asks_for_alone():
         "plotly",
         "ray",
         "rich",
-        "ruamel",
         "scipy",
         "torch",
         "transformers",

@@ -41,7 +41,7 @@ PACKAGES = (
     "networkx",
     "simpy",
     "pydantic",
-    "ruamel.yaml",
+    "PyYAML",
     "plotly",
     "joblib",
     "typer",

@@ -6,7 +6,6 @@ the covariance of all values (of their natural logarithms) and what the data do 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +32,14 @@ from perfmodel.calibrate.transfer.priors import (
     run_covariance,
 )
 from perfmodel.errors import refuse_if
-from perfmodel.files import FileModel, check_rows, find_file, load_document, write_atomically
+from perfmodel.files import (
+    FileModel,
+    check_rows,
+    find_file,
+    load_document,
+    write_atomically,
+    yaml_text,
+)
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.memo import grouped
@@ -328,11 +334,5 @@ def read_profile(name_or_path: str | Path) -> Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, whole or not at all."""
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.width, yaml.default_flow_style = 120, None  # a list of numbers stands on one line
-    text = io.StringIO()
-    yaml.dump(profile.model_dump(mode="json"), text)
-    comment = "# Made by `perfmodel calibrate`; intervals hold the truth with 80 % probability.\n"
-    write_atomically(path, comment + text.getvalue())
+    comment = "Made by `perfmodel calibrate`; intervals hold the truth with 80 % probability."
+    write_atomically(path, yaml_text(profile.model_dump(mode="json"), comment))

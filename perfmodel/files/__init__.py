@@ -1,6 +1,6 @@
 """Files in and out: find by name, read and validate YAML and CSV, write; see `load_document`.
 
-YAML is version 1.2 (ruamel.yaml): ``1e9`` is a number, ``no`` is a string, a key given twice is
+YAML is version 1.2: ``1e9`` is a number, ``no`` is a string, a key given twice is
 an error. A file is validated by a pydantic model, and each fault becomes one line that names the
 file, the line, the field, what was found and what is allowed.
 """
@@ -39,7 +39,14 @@ from perfmodel.files.validate import (
     require_finite,
     validate_document,
 )
-from perfmodel.files.write import as_json, attributes, csv_text, write_atomically, write_json
+from perfmodel.files.write import (
+    as_json,
+    attributes,
+    csv_text,
+    write_atomically,
+    write_json,
+    yaml_text,
+)
 
 __all__ = [
     "USER_FOLDER",
@@ -78,4 +85,5 @@ __all__ = [
     "validate_document",
     "write_atomically",
     "write_json",
+    "yaml_text",
 ]

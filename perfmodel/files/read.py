@@ -1,9 +1,7 @@
 """Read text and YAML 1.2 strictly, keeping the line of every field; gzip is unpacked.
 
-YAML and JSON are read by libyaml, 15 times as fast as ruamel, where both give the same result.
-PyYAML contains libyaml's scanner; plain scalars are converted here by the rules of YAML 1.2. ruamel
-reads all documents with anything beyond plain mappings, lists and scalars, and faulty ones, so that
-faults have one wording.
+PyYAML says what stands in a text, by libyaml where it is installed; its own constructors follow
+YAML 1.1, in which ``no`` is false, so that documents are made here, by YAML 1.2's core schema.
 
 Bounds on what a file may hold, found before anything walks through it.
 
@@ -13,19 +11,16 @@ multiply: 600 bytes can stand for more values than a machine has memory for.
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.files.find import is_shipped
 
 LARGEST_BYTES = 64 * 2**20
 """Largest file that is read: logs of nccl-tests and NCCL_DEBUG=INFO have some MB."""
@@ -111,49 +106,20 @@ def _problem(value: Any) -> tuple[str, str] | None:
 
 GZIP = b"\x1f\x8b"
 """First bytes of each member of gzip data."""
-PIECE_BYTES = 1 << 14
-"""Gzip data unpacked at once: what follows a member is copied, and a member may have 20 bytes."""
-UNPACKED_BYTES = 1 << 20
-"""Most bytes that come of a piece at once."""
+GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
-class GzipError(ValueError):
-    """Gzip data that are damaged or end too early."""
+def gzip_problem(error: Exception) -> str:
+    """What is wrong with gzip data whose reading raised one of `GZIP_ERRORS`."""
+    early = isinstance(error, EOFError)
+    return "gzip data that end too early" if early else f"damaged gzip data ({error})"
 
 
-def inflate(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Unpack gzip data of one or many members, at most `UNPACKED_BYTES` at once.
-
-    Raises `GzipError`: damaged, cut off, or followed by something else than zeros.
-    """
-    stream, is_between = zlib.decompressobj(31), True
-    for whole in pieces:
-        for start in range(0, len(whole), PIECE_BYTES):
-            piece = whole[start : start + PIECE_BYTES]
-            while piece := piece.lstrip(b"\0") if is_between else piece:
-                try:
-                    content = stream.decompress(piece, UNPACKED_BYTES)
-                except zlib.error as error:
-                    raise GzipError(f"damaged gzip data ({error})") from None
-                if content:
-                    yield content
-                piece, is_between = stream.unconsumed_tail, stream.eof
-                if is_between:
-                    piece, stream = stream.unused_data, zlib.decompressobj(31)
-    if not is_between:
-        raise GzipError("gzip data that end too early")
-
-
-def _unpacked(data: bytes, largest: int) -> bytes:
-    """Unpack data of gzip, up to one byte more than `largest`; others are returned."""
-    if not data.startswith(GZIP):
-        return data
-    content = bytearray()
-    for piece in inflate([data]):
-        content += piece
-        if len(content) > largest:
-            break
-    return bytes(content)
+def unpacked(file: BinaryIO) -> BinaryIO:
+    """Return a stream of what a file holds, decompressed if it begins as gzip data do."""
+    is_packed = file.read(len(GZIP)) == GZIP
+    file.seek(0)
+    return cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
 
 
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
@@ -167,10 +133,10 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
             problem = "a device or pipe"
         else:
             with path.open("rb") as stream:
-                data = stream.read(largest + 1)
-            if len(data) <= largest:
-                data = _unpacked(data, largest)
+                data = unpacked(stream).read(largest + 1)
             problem = f"more than {largest / 2**20:g} MiB" if len(data) > largest else ""
+    except GZIP_ERRORS as error:
+        problem = gzip_problem(error)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
@@ -207,96 +173,47 @@ def first_comment(text: str) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
-
-    Files are read by libyaml where its result is the same.
+    """Read one YAML 1.2 document; mappings and lists know the lines of their fields.
 
     Raises
     ------
     InputError
-        Unreadable, not YAML, a duplicate key, empty, or beyond the bounds of `files.bounds`.
+        Unreadable, not YAML, a duplicate key, empty, or beyond the bounds of what files may hold.
     """
-    text = read_text(path, LARGEST_YAML_BYTES)
-    if is_shipped(path):
-        with suppress(UnsupportedYaml):
-            return parse_with_libyaml(text, trusted=True)
-    document = parse_yaml(text, str(path))
+    document = parse_yaml(read_text(path, LARGEST_YAML_BYTES), str(path))
     if document is None:
         raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
     return document
 
 
-MOST_TRUSTED_CHARACTERS = 400
-"""Most characters of a text that cannot nest so deep that composing it runs out of stack."""
-
-
 def parse_yaml(text: str, file: str | None = None) -> Any:
     """Parse one YAML 1.2 document, or the value of an option (no `file`); None if it is empty.
 
-    Raises `InputError`: not YAML, a duplicate key, or beyond the bounds of `files.bounds`.
+    Raises `InputError`: not YAML, a duplicate key, or beyond the bounds of what files may hold.
     """
-    document = _parse_unbounded(text, file)
-    raise_faults(bound_faults(document, file, line_of))
-    return document
-
-
-def _parse_unbounded(text: str, file: str | None) -> Any:
-    with suppress(UnsupportedYaml):
-        return parse_with_libyaml(
-            text, trusted=file is None and len(text) <= MOST_TRUSTED_CHARACTERS
-        )
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
+    yaml = import_module("yaml")  # imported here: many commands read no file
+    allowed = "YAML 1.2 without tags, whose keys are words, each given once"
     try:
-        return _load_with_ruamel(text)
-    except MarkedYAMLError as error:
+        document = _YamlReader(yaml, text).document()
+    except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
-        allowed = (
-            "spaces where a line is indented: YAML has no tabs there"
-            if "'\\t'" in problem
-            else "YAML 1.2 whose keys are words, each given once"
-        )
         raise InputError(Fault("file", problem, allowed, file, line)) from None
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise InputError(
-            Fault("file", (str(error).splitlines() or ["unreadable"])[0], "YAML 1.2", file)
-        ) from None
-    except Exception as error:  # noqa: BLE001  (ruamel's own, on keys that are no scalars)
-        problem = f"what is no YAML ({type(error).__name__}: {error})"
-        raise InputError(Fault("file", problem, "YAML 1.2 whose keys are words", file)) from None
-
-
-def _load_with_ruamel(text: str) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
-    from ruamel.yaml.nodes import MappingNode, ScalarNode
-
-    class Constructor(RoundTripConstructor):
-        """Refuses keys that are lists or mappings: hashing nested ones takes exponential time."""
-
-        def construct_object(self, node: Any, deep: bool = False) -> Any:
-            for key, _ in node.value if isinstance(node, MappingNode) else ():
-                if not isinstance(key, ScalarNode):
-                    raise ConstructorError(
-                        None, None, "a key that is a list or a mapping", key.start_mark
-                    )
-            return super().construct_object(node, deep)
-
-    parser = YAML(typ="rt", pure=True)
-    parser.Constructor = Constructor
-    return parser.load(text)
+    # ValueError: half of a pair of codes, or more digits than Python converts
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(Fault("file", str(error).splitlines()[0], allowed, file)) from None
+    raise_faults(bound_faults(document, file, line_of))
+    return document
 
 
 def line_of(document: Any, path: Sequence[str | int]) -> int | None:
     """Return the one-based line of a field in a document read by `read_yaml`."""
     line: int | None = None
     for part in path:
-        marks = getattr(document, "lc", None)
         try:
-            if marks is not None:
-                line = int(marks.data[part][0]) + 1
+            if isinstance(document, LinedMapping | LinedList):
+                line = document.lines[part] + 1
             document = document[part]
         except (KeyError, IndexError, TypeError):
             break
@@ -304,7 +221,7 @@ def line_of(document: Any, path: Sequence[str | int]) -> int | None:
 
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
-"""Types of scalars that are what they are; those of ruamel are made from them."""
+"""Types of scalars that are what they are; others, as NumPy's, are made into them."""
 
 
 def plain(document: Any) -> Any:
@@ -315,7 +232,8 @@ def plain(document: Any) -> Any:
     InputError
         Beyond the bounds of `files.bounds`, such as an alias that contains itself.
     """
-    raise_faults(bound_faults(document, None, line_of))
+    if not isinstance(document, LinedMapping | LinedList):  # which were when they were read
+        raise_faults(bound_faults(document, None, line_of))
     return _to_plain(document)
 
 
@@ -326,128 +244,126 @@ def _to_plain(document: Any) -> Any:
         return {str(key): _to_plain(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
         return [_to_plain(item) for item in document]
-    if type(document).__name__ == "ScalarBoolean":  # ruamel's boolean with an anchor: an int
-        return bool(document)
     for kind in (int, float, str):
         if isinstance(document, kind):
             return kind(document)
     return document
 
 
-_UNSUPPORTED = re.compile(
-    r"(?:^|[\s\[{,:])[&*!]\S|^%|<<|[\t\r\x85\u2028\u2029\ufeff]|[|>][-+0-9]*\s*$", re.MULTILINE
-)
-"""Anchors, aliases, tags, directives, merge keys, unusual line ends and blocks of text, or text
-that resembles them."""
-
-_WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_REAL = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-_AMBIGUOUS = re.compile(
-    r"[-+]?(?:0[box][0-9a-f_]+|(?=[0-9._])[0-9_]*\.?[0-9_]*(?:e[-+]?[0-9]*)?|\.inf|\.nan)"
-    r"|[0-9]{4}-[0-9].*|=",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Numbers in other notations, dates, and text that resembles them."""
+_WHOLE = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_BASED = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
+_REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 
 _CONSTANTS = {"": None, "~": None} | {
     spelling: value
-    for word, value in (("null", None), ("true", True), ("false", False))
-    for spelling in (word, word.capitalize(), word.upper())
+    for word, value in (
+        ("null", None),
+        ("true", True),
+        ("false", False),
+        (".nan", math.nan),
+        (".inf", math.inf),
+        ("+.inf", math.inf),
+        ("-.inf", -math.inf),
+    )
+    for spelling in (word, word.capitalize(), word.upper(), word.replace("i", "I"))
 }
-
-
-class UnsupportedYaml(Exception):
-    """A document that ruamel must read."""
 
 
 class LinedMapping(dict[Any, Any]):
-    """A mapping with ruamel's line numbers: ``lc.data[key][0]``, from 0."""
+    """A mapping that knows the line of each key, counted from 0."""
 
-    __slots__ = ("lc",)
-    lc: SimpleNamespace
+    __slots__ = ("lines",)
+    lines: dict[Any, int]
 
 
 class LinedList(list[Any]):
-    """A list with ruamel's line numbers: ``lc.data[index][0]``, from 0."""
+    """A list that knows the line of each item, counted from 0."""
 
-    __slots__ = ("lc",)
-    lc: SimpleNamespace
-
-
-def parse_with_libyaml(text: str, *, trusted: bool) -> Any:
-    """Parse one YAML 1.2 document.
-
-    `trusted`: whether the text ships or is short. Composing follows nesting until the stack ends;
-        of others the levels are counted first, from events, which need no stack.
-
-    Raises
-    ------
-    UnsupportedYaml
-        There is no libyaml, the document is faulty, empty or too deep, or it holds something
-        beyond plain mappings, lists and scalars.
-    """
-    if _UNSUPPORTED.search(text):
-        raise UnsupportedYaml
-    try:
-        yaml = import_module("yaml")  # imported here: many commands read no file
-        if not trusted:
-            _check_levels(yaml.parse(text, Loader=yaml.CBaseLoader))
-        node = yaml.compose(text, Loader=yaml.CBaseLoader)
-        if node is not None:
-            return _convert_node(node)
-    # ValueError: half of a pair of codes, or more digits than Python converts
-    except (ImportError, AttributeError, ValueError):
-        raise UnsupportedYaml from None
-    except yaml.YAMLError:
-        raise UnsupportedYaml from None
-    raise UnsupportedYaml
+    __slots__ = ("lines",)
+    lines: Any
 
 
-_LEVELS = {
-    "MappingStartEvent": 1,
-    "SequenceStartEvent": 1,
-    "MappingEndEvent": -1,
-    "SequenceEndEvent": -1,
-}
-"""Levels that an event of a document begins, or ends."""
+class _YamlReader:
+    """Makes a document of the events of a YAML text."""
 
+    def __init__(self, yaml: Any, text: str) -> None:
+        scanner = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+        self.yaml, self.events = yaml, yaml.parse(text, Loader=scanner)
+        self.anchors: dict[str | None, Any] = {}
 
-def _check_levels(events: Iterable[Any]) -> None:
-    """Raise `UnsupportedYaml` at the first level that no document may have."""
-    levels = accumulate(_LEVELS.get(type(event).__name__, 0) for event in events)
-    if any(level > MOST_LEVELS for level in levels):
-        raise UnsupportedYaml
+    def document(self) -> Any:
+        """Read the one document of a text; None if there is none."""
+        _, begin = next(self.events), next(self.events)
+        if isinstance(begin, self.yaml.StreamEndEvent):
+            return None
+        document = self._value(next(self.events), 0)
+        _, end = next(self.events), next(self.events)
+        self._refuse_if(not isinstance(end, self.yaml.StreamEndEvent), "another document", end)
+        return document
 
+    def _refuse_if(self, fails: bool, found: str, event: Any) -> None:
+        if fails:
+            raise self.yaml.MarkedYAMLError(problem=found, problem_mark=event.start_mark)
 
-def _convert_node(node: Any) -> Any:
-    if node.id == "scalar":
-        return node.value if node.style in {"'", '"'} else _parse_scalar(node.value)
-    if node.id == "sequence":
-        items = LinedList(map(_convert_node, node.value))
-        lines = {at: (child.start_mark.line,) for at, child in enumerate(node.value)}
-        items.lc = SimpleNamespace(data=lines)
-        return items
-    mapping, lines = LinedMapping(), {}
-    for key_node, child in node.value:
-        key = _convert_node(key_node)
-        if type(key) not in {str, int} or key in mapping:
-            raise UnsupportedYaml
-        mapping[key] = _convert_node(child)
-        lines[key] = (key_node.start_mark.line,)
-    mapping.lc = SimpleNamespace(data=lines)
-    return mapping
+    def _value(self, event: Any, levels: int) -> Any:
+        if isinstance(event, self.yaml.AliasEvent):
+            self._refuse_if(event.anchor not in self.anchors, "an undefined alias", event)
+            return self.anchors[event.anchor]
+        self._refuse_if(event.tag not in {None, "!"}, f"a tag, {event.tag}", event)
+        if isinstance(event, self.yaml.ScalarEvent):
+            value = event.value if event.style else _parse_scalar(event.value)
+            self.anchors[event.anchor] = value
+            return value
+        self._refuse_if(levels > MOST_LEVELS, f"more than {MOST_LEVELS} levels", event)
+        # known by its anchor before what it holds, which may be itself
+        if isinstance(event, self.yaml.SequenceStartEvent):
+            items = self.anchors[event.anchor] = LinedList()
+            self._fill_list(items, levels + 1)
+            return items
+        mapping = self.anchors[event.anchor] = LinedMapping()
+        self._fill_mapping(mapping, levels + 1)
+        return mapping
+
+    def _fill_list(self, items: LinedList, levels: int) -> None:
+        items.lines = []
+        for event in self.events:
+            if isinstance(event, self.yaml.SequenceEndEvent):
+                return
+            items.lines.append(event.start_mark.line)
+            items.append(self._value(event, levels))
+
+    def _fill_mapping(self, mapping: LinedMapping, levels: int) -> None:
+        mapping.lines, merged = {}, []
+        for event in self.events:
+            if isinstance(event, self.yaml.MappingEndEvent):
+                break
+            is_word = not isinstance(event, self.yaml.CollectionStartEvent)
+            self._refuse_if(not is_word, "a key that is a list or a mapping", event)
+            key = self._value(event, levels)
+            self._refuse_if(key in mapping, f"duplicate key {key!r}", event)
+            value = self._value(next(self.events), levels)
+            if key == "<<":
+                merged += value if isinstance(value, LinedList) else [value]
+                self._refuse_if(
+                    not all(isinstance(each, LinedMapping) for each in merged),
+                    "<< beside what is no mapping",
+                    event,
+                )
+            else:
+                mapping[key], mapping.lines[key] = value, event.start_mark.line
+        for other in merged:  # which a mapping's own keys, and earlier ones, go before
+            for key in other.keys() - mapping.keys():
+                mapping[key], mapping.lines[key] = other[key], other.lines[key]
 
 
 def _parse_scalar(text: str) -> Any:
-    """Convert a plain scalar by the rules of YAML 1.2."""
+    """Convert a plain scalar by the core schema of YAML 1.2, and underscores in whole numbers."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if text[0].isalpha():  # neither a number nor a date, most values are words
+    if text[0].isalpha():  # not a number: most values are words
         return text
     if _WHOLE.fullmatch(text):
         return int(text)
     if _REAL.fullmatch(text):
         return float(text)
-    if _AMBIGUOUS.fullmatch(text):
-        raise UnsupportedYaml
-    return text
+    return int(text, 0) if _BASED.fullmatch(text) else text

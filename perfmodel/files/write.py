@@ -49,6 +49,16 @@ def write_json(path: Path, document: object) -> None:
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def yaml_text(document: object, comment: str) -> str:
+    """Write plain data as YAML below a comment; a list of scalars stands on one line."""
+    from yaml import safe_dump
+
+    text = safe_dump(
+        document, width=120, default_flow_style=None, sort_keys=False, allow_unicode=True
+    )
+    return f"# {comment}\n{text}"
+
+
 def csv_text(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Write a table as CSV, without formulas; None is an empty cell."""
     text = io.StringIO()

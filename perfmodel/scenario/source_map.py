@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault
+from perfmodel.files import line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,10 @@ def format_value(value: object) -> str:
 def line_map(document: Any, prefix: str = "") -> dict[str, int]:
     """One-based line of every field of a document read by `perfmodel.files.read_yaml`."""
     lines: dict[str, int] = {}
-    marks = getattr(getattr(document, "lc", None), "data", None) or {}
     for key in document if isinstance(document, Mapping) else range(len(document)):
-        if key in marks:
-            lines[f"{prefix}{key}"] = int(marks[key][0]) + 1
+        line = line_of(document, [key])
+        if line is not None:
+            lines[f"{prefix}{key}"] = line
         if isinstance(document[key], Mapping | list):
             lines |= line_map(document[key], f"{prefix}{key}.")
     return lines

@@ -6,17 +6,16 @@ Fields and numbers are those of ``et_def.proto`` (mlcommons/chakra, schema/proto
 
 from __future__ import annotations
 
-import io
 import itertools
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from perfmodel.errors import refuse_if
-from perfmodel.files.read import GZIP, read_bytes
+from perfmodel.files.read import read_bytes
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
@@ -226,12 +225,11 @@ def read_trace(
     nodes: list[TraceNode] = []
     decoder, problem = _NodeDecoder(is_read), "no nodes"
     try:
-        with _opened(path) as stream:
-            for number, message in enumerate(_messages(stream)):
-                if number == 0:
-                    _check_metadata(message)
-                else:
-                    nodes.append(decoder.node(message))
+        for number, message in enumerate(_messages(memoryview(read_bytes(path, LARGEST_BYTES)))):
+            if number == 0:
+                _check_metadata(message)
+            else:
+                nodes.append(decoder.node(message))
     except WireError as error:
         problem = f"message {len(nodes)}: {error}"
         nodes.clear()
@@ -239,38 +237,19 @@ def read_trace(
     return tuple(nodes)
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open the file itself, of which a message at a time is held, or what it is packed of.
-
-    Raises `InputError`: not readable, empty, or too large.
-    """
-    with suppress(OSError):
-        if path.is_file() and 0 < path.stat().st_size <= LARGEST_BYTES:
-            stream = path.open("rb")
-            if stream.read(len(GZIP)) != GZIP:
-                stream.seek(0)
-                return stream
-            stream.close()
-    data = read_bytes(path, LARGEST_BYTES)
-    refuse_if(not data, "trace", "an empty file", ALLOWED, str(path))
-    return io.BytesIO(data)
-
-
-def _messages(stream: BinaryIO) -> Iterator[memoryview]:
+def _messages(data: memoryview) -> Iterator[memoryview]:
     """Yield the messages of a file, each behind its length."""
+    at = 0
     for number in itertools.count():
-        if not (start := stream.read(_LONGEST_VARINT)):
+        if at == len(data):
             return
         if number >= MOST_NODES:
             raise WireError(f"more than {MOST_NODES:,} nodes")
-        length, at = decode_varint(start, 0)
-        message = start[at : at + length]
-        stream.seek(min(at + length - len(start), 0), io.SEEK_CUR)
-        if length <= LARGEST_BYTES:
-            message += stream.read(length - len(message))
-        if len(message) < length:
+        length, at = decode_varint(data, at)
+        if at + length > len(data):
             raise WireError("it is cut off")
-        yield memoryview(message)
+        yield data[at : at + length]
+        at += length
 
 
 def _check_metadata(data: memoryview) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.files.read import GZIP_ERRORS, gzip_problem, unpacked
 from perfmodel.memo import grouped
 from perfmodel.traces.kineto.collective_calls import operation_of
-from perfmodel.traces.kineto.event_stream import first_bytes, opened
+from perfmodel.traces.kineto.event_stream import first_bytes
 
 LONGEST_LINE = 1 << 20
 MOST_RECORDS = 20_000_000
@@ -83,7 +83,8 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with opened(path) as file:
+        with path.open("rb") as packed:
+            file = unpacked(packed)
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
                 if not line.strip():
                     continue
@@ -92,9 +93,8 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                 except (ValueError, RecursionError):
                     text = repr(line[:40].decode("utf-8", "replace"))
                     raise InputError(Fault("trace", text, _ALLOWED, str(path), number)) from None
-    except (EOFError, zlib.error) as error:
-        text = f"damaged gzip data ({error})"
-        raise InputError(Fault("trace", text, _ALLOWED, str(path))) from None
+    except GZIP_ERRORS as error:
+        raise InputError(Fault("trace", gzip_problem(error), _ALLOWED, str(path))) from None
     except OSError as error:
         text = error.strerror or str(error)
         raise InputError(Fault("trace", text, "a file that can be read", str(path))) from None

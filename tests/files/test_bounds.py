@@ -20,7 +20,7 @@ class Example(FileModel):
     ("text", "field", "words"),
     [
         (BOMB, "document", "more than 500,000 values"),
-        ("a: " + "[" * 70 + "]" * 70, "document", "more than 60 levels"),
+        ("a: " + "[" * 70 + "]" * 70, "file", "more than 60 levels"),
         ("a: {b: [1, 123456789012345678901]}", "a.b.1", "a whole number of 21 digits"),
         ("a: {b: [1, 1e200]}", "a.b.1", "1e+200"),
         ("a: " + "y" * 30_000, "a", "30,000 characters"),

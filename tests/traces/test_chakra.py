@@ -273,7 +273,7 @@ def _message(content: bytes) -> bytes:
 
 
 DAMAGED = {
-    "empty": (b"", "an empty file"),
+    "empty": (b"", "no nodes"),
     "text": (b"hello world, this is no trace", "message 0"),
     "JSON": (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}' * 4, "message 0"),
     "metadata alone": (encode_trace([]), "no nodes"),

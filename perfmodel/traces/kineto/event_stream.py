@@ -8,19 +8,16 @@ thousandfold) is refused before it fills the memory.
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.read import GZIP, GzipError, inflate
+from perfmodel.files.read import GZIP_ERRORS, gzip_problem, unpacked
 
 PIECE_BYTES = 1 << 20
 """Read at once."""
@@ -63,19 +60,12 @@ def refuse_trace(fails: object, path: Path, text: str, allowed: str = _ALLOWED) 
         raise trace_fault(path, text, allowed)
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file, decompressed if it is packed by gzip, whatever its name says."""
-    with path.open("rb") as file:
-        is_packed = file.read(len(GZIP)) == GZIP
-    return cast("IO[bytes]", gzip.open(path)) if is_packed else path.open("rb")
-
-
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a file, decompressed; nothing where it cannot be read."""
     try:
-        with opened(path) as file:
-            return file.read(count)
-    except (OSError, EOFError, zlib.error):
+        with path.open("rb") as file:
+            return unpacked(file).read(count)
+    except (OSError, *GZIP_ERRORS):
         return b""
 
 
@@ -85,11 +75,11 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             first = file.read(PIECE_BYTES)
-            pieces = chain([first], iter(partial(file.read, PIECE_BYTES), b""))
+            file.seek(0)
             kinds = (kind for magic, kind in _FOREIGN.items() if first.startswith(magic))
             foreign = next(kinds, "" if first else "an empty file")
             refuse_trace(foreign, path, foreign)
-            for text in inflate(pieces) if first.startswith(GZIP) else pieces:
+            for text in iter(partial(unpacked(file).read, PIECE_BYTES), b""):
                 grown += len(text)
                 refuse_trace(
                     grown > max(BOMB_FROM_BYTES, BOMB_RATIO * file.tell()),
@@ -97,8 +87,8 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
                     f"gzip that grows more than {BOMB_RATIO} times",
                 )
                 yield text
-    except GzipError as error:
-        raise trace_fault(path, str(error)) from None
+    except GZIP_ERRORS as error:
+        raise trace_fault(path, gzip_problem(error)) from None
     except OSError as error:
         raise trace_fault(path, error.strerror or str(error), "a file that can be read") from None
 

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.files import write_atomically, write_json
+from perfmodel.files import write_atomically, write_json, yaml_text
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
@@ -57,7 +56,7 @@ class Draft:
 
     def text(self, name: str) -> str:
         """Return the content of one of the files."""
-        return dump_yaml(self.documents[name], self.comments[name])
+        return yaml_text(dict(self.documents[name]), self.comments[name])
 
     def write(self, folder: Path) -> Path:
         """Write the files and return the path of the scenario."""
@@ -143,18 +142,6 @@ def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
     if ranks == 1 or not sizes or not all(sizes) or not all(times):
         return None
     return fit_links([row[1] for row in rows], sizes, times, [row[2] for row in rows])
-
-
-def dump_yaml(document: Mapping[str, Any], comment: str) -> str:
-    """Write a document below a first line that says what it is."""
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.default_flow_style = None
-    yaml.width = 120
-    text = StringIO()
-    yaml.dump(dict(document), text)
-    return f"# {comment}\n{text.getvalue()}"
 
 
 def _check_strategy(trace: RankTrace) -> None:
