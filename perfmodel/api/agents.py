@@ -222,8 +222,7 @@ async def _answer_call(
     """
     import anyio
 
-    if tool not in TOOLS:
-        raise InputError(Fault("tool", repr(tool), allowed_names(TOOLS, tool)))
+    refuse_if(tool not in TOOLS, "tool", repr(tool), allowed_names(TOOLS, tool))
     given = validate_document(TOOLS[tool], arguments)
     limit_s = given.time_limit_s or limit_s
     spawning = multiprocessing.get_context("spawn")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from perfmodel.api.questions import as_profile, as_sizes, as_topology, python_names
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.own_functions import check_function
 
 if TYPE_CHECKING:
@@ -90,8 +90,12 @@ def verify(
         allowed = "a function of (ranks, nbytes) that returns a Schedule, a name, or a Schedule"
         check_function("algorithm", algorithm, "(ranks, nbytes)", allowed)
     counts = [ranks] if isinstance(ranks, int) else list(ranks)
-    if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise InputError(Fault("ranks", repr(ranks), "numbers of ranks, such as range(2, 18)"))
+    refuse_if(
+        not all(isinstance(count, int) and count > 0 for count in counts),
+        "ranks",
+        repr(ranks),
+        "numbers of ranks, such as range(2, 18)",
+    )
     with python_names():
         return verify_table(algorithm, counts, orders=orders, seed=seed, **own)
 

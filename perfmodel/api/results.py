@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
 from perfmodel.files import attributes
 from perfmodel.studies.advise.model import Advice
 from perfmodel.studies.comparison import Comparison
@@ -159,8 +159,7 @@ class RunResult(Shown, Result):
             "topology": lambda: draw_topology(self.topology, self.main),
         }
         name = kind or ("scaling" if len(self.points) > 1 else "timeline")
-        if name not in drawings:
-            raise InputError(Fault("kind", repr(name), allowed_names(drawings, str(name))))
+        refuse_if(name not in drawings, "kind", repr(name), allowed_names(drawings, str(name)))
         return drawings[name]()
 
     def to_perfetto(self, path: str | Path) -> Path:

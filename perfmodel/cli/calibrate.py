@@ -25,7 +25,7 @@ from perfmodel.cli.output import (
     progress_bar,
     refuse,
 )
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -130,10 +130,12 @@ def _profile_from_sweeps(
     """Factors from sweeps and matrices of any tool."""
     from perfmodel.calibrate.transfer.inputs import profile_of
 
-    if library not in {None, "nccl"}:
-        raise InputError(
-            Fault("--library", repr(library), "'nccl', which these files were measured with")
-        )
+    refuse_if(
+        library not in {None, "nccl"},
+        "--library",
+        repr(library),
+        "'nccl', which these files were measured with",
+    )
     with flags_as_fields(_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
     for text in (note for fit in profile.fits for note in fit.notes):

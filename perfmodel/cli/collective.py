@@ -38,7 +38,7 @@ from perfmodel.cli.output import (
     progress_bar,
 )
 from perfmodel.cli.topology import FLAGS, build_cluster
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.training.plan.step_plan import Op
 
 _MOST_SIZES = 10_000
@@ -154,10 +154,8 @@ def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
 
     sizes = parse_quantities(parse_bytes, {"-b": smallest, "-e": largest})
     first, last = sizes["-b"], sizes["-e"]
-    if last < first:
-        raise InputError(Fault("-e", repr(largest), f"at least {smallest!r}, as -b says"))
-    if not 1.01 <= factor <= 1e6:
-        raise InputError(Fault("-f", repr(factor), "a factor from 1.01 to 1000000"))
+    refuse_if(last < first, "-e", repr(largest), f"at least {smallest!r}, as -b says")
+    refuse_if(not 1.01 <= factor <= 1e6, "-f", repr(factor), "a factor from 1.01 to 1000000")
     ladder: list[int] = []
     while first <= last * (1 + 1e-12) and len(ladder) < _MOST_SIZES:
         ladder.append(max(1, round(first)))

@@ -29,7 +29,7 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
@@ -108,10 +108,10 @@ def compare(
 def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
     """Scenarios by label; all faults of all of them at once."""
     split = {text: [part.strip() for part in text.split(";") if part.strip()] for text in withs}
-    if len(names) > 1 and withs:
-        raise InputError(Fault("--with", "several scenarios", "variations of one"))
-    if not all(split.values()):
-        raise InputError(Fault("--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"))
+    refuse_if(len(names) > 1 and withs, "--with", "several scenarios", "variations of one")
+    refuse_if(
+        not all(split.values()), "--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"
+    )
     stems = [Path(name).stem for name in names]
     variations = [
         (name if stems.count(stem) > 1 else stem, name, sets)

@@ -19,7 +19,7 @@ from perfmodel.cli.output import (
     print_text,
     refuse,
 )
-from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.errors import Fault, InputError, PerfmodelError, refuse_if
 from perfmodel.units import MOST_NODES
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ def init(
 
     check_new(output, force=force)
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
-    if node is not None and topo is not None:
-        raise InputError(Fault("--topo", "both --node and --topo", "one of them"))
+    refuse_if(
+        node is not None and topo is not None, "--topo", "both --node and --topo", "one of them"
+    )
     if trace:
         unused = {"--config": config, "--precision": precision, "--strategy": strategy}
         allowed = "nothing with --trace, which says it: change the file that is written"
@@ -156,8 +157,12 @@ def _ask_for(question: str, default: str, check: Callable[[str], object]) -> str
 
 
 def _check_nodes(text: str) -> None:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_NODES:
-        raise InputError(Fault("nodes", repr(text), f"a whole number from 1 to {MOST_NODES:,}"))
+    refuse_if(
+        not text.isdecimal() or not 1 <= int(text) <= MOST_NODES,
+        "nodes",
+        repr(text),
+        f"a whole number from 1 to {MOST_NODES:,}",
+    )
 
 
 def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> Path:

@@ -17,7 +17,7 @@ from perfmodel.cli.output import (
     print_table,
     refuse,
 )
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.training.ddp.options import DdpOptions
@@ -114,10 +114,12 @@ def _options(
     parts = [] if caps_list is None else caps_list.split(",")
     listed = {f"--caps-list {at}": part.strip() for at, part in enumerate(parts, 1)}
     sizes = parse_quantities(parse_bytes, named | listed)
-    if caps_list is not None and any(named.values()):
-        raise InputError(
-            Fault("--caps-list", repr(caps_list), "no --bucket-cap and no --first-bucket beside it")
-        )
+    refuse_if(
+        caps_list is not None and any(named.values()),
+        "--caps-list",
+        repr(caps_list),
+        "no --bucket-cap and no --first-bucket beside it",
+    )
     return DdpOptions(
         bucket_cap=sizes.get("--bucket-cap"),
         first_bucket=sizes.get("--first-bucket"),

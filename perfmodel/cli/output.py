@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.escape import printable
 from perfmodel.units import MOST_NODES, MOST_PARTS
 
@@ -209,8 +209,12 @@ def check_report_folder(
         return
     place = repr(str(folder))
     try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
+        refuse_if(
+            folder.exists() and not folder.is_dir(),
+            "-o",
+            f"{place} (a file)",
+            "a folder, new or not",
+        )
     except OSError as error:  # a name that is too long
         raise InputError(
             Fault("-o", f"{place} ({error.strerror or error})", "a place that can be written")

@@ -27,7 +27,7 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError, failed
+from perfmodel.errors import failed, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -128,8 +128,7 @@ def _tune_each(
     say, tunings = _stages(), []
     for question in questions:
         sizes = list_sizes(question) if all_sizes else (None,)
-        if not sizes:
-            raise InputError(Fault("--all-sizes", "one GPU only", "a size of 2 GPUs or more"))
+        refuse_if(not sizes, "--all-sizes", "one GPU only", "a size of 2 GPUs or more")
         tunings += [
             tune_scenario(question, profile=profile, size=size, horovod=horovod, progress=say)
             for size in sizes

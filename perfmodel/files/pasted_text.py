@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files.read import GZIP, LARGEST_BYTES, read_bytes
 
 _PACKED = (
@@ -140,8 +140,7 @@ def _decode(data: bytes, file: str) -> str:
                 Fault("file", f"bytes that are not text ({error.reason})", f"{encoding} text", file)
             ) from None
         text = data.decode("cp1252", "replace")
-    if "\0" in text:
-        raise InputError(Fault("file", "binary data", "text", file))
+    refuse_if("\0" in text, "file", "binary data", "text", file)
     if number := _TOO_LONG.search(text):
         line = text.count("\n", 0, number.start()) + 1
         raise InputError(Fault("file", "a number of 1,000 digits", "shorter ones", file, line))

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 
 LARGEST_BYTES = 64 * 2**20
 """Largest file that is read: logs of nccl-tests and NCCL_DEBUG=INFO have some MB."""
@@ -181,8 +181,7 @@ def read_yaml(path: Path) -> Any:
         Unreadable, not YAML, a duplicate key, empty, or beyond the bounds of what files may hold.
     """
     document = parse_yaml(read_text(path, LARGEST_YAML_BYTES), str(path))
-    if document is None:
-        raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
+    refuse_if(document is None, "file", "nothing", "a YAML document", str(path))
     return document
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names
+from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names, refuse_if
 from perfmodel.files.read import line_of, plain, read_yaml
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
@@ -249,8 +249,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def require_finite(value: float, field: str) -> float:
     """Return a number that is neither infinite nor NaN, or raise `InputError`."""
-    if not math.isfinite(value):
-        raise InputError(Fault(field, repr(value), "a finite number"))
+    refuse_if(not math.isfinite(value), field, repr(value), "a finite number")
     return value
 
 

@@ -105,8 +105,7 @@ class Sourced(FileModel):
         own = {name: value for name, value in values.items() if not name.endswith(ending)}
         cited = {name.removesuffix(ending): values[name] for name in values.keys() - own.keys()}
         unknown = [name for name in cited if not any(n.startswith(name) for n in cls.model_fields)]
-        if unknown:
-            raise ValueError(f"sources of {', '.join(sorted(unknown))}, of which it has no number")
+        check_rows((unknown, f"sources of {', '.join(sorted(unknown))}, of which it has no number"))
         return own | ({"cited": cited} if cited else {})
 
 

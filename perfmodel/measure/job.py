@@ -19,8 +19,8 @@ from pydantic import AfterValidator, Field, model_validator
 from perfmodel.errors import (
     ExecutorUnavailable,
     Fault,
-    ScheduleError,
     allowed_names,
+    check_schedule,
     failed,
     raise_faults,
     require_installed,
@@ -129,11 +129,11 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
     raise_faults(_find_faults(job))
     sizes = sorted({measured_size(job, nbytes) for nbytes in job.sizes})
     by_size = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
-    if any(schedule.switches for schedule in by_size.values()):
-        raise ScheduleError(
-            f"{job.algorithm} needs a switch that reduces, which no process can replace: "
-            "it can be simulated, but not measured"
-        )
+    lacking = "a switch that reduces, which no process can replace"
+    switched = any(schedule.switches for schedule in by_size.values())
+    check_schedule(
+        (switched, f"{job.algorithm} needs {lacking}: it can be simulated, but not measured")
+    )
     return by_size
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -87,8 +87,9 @@ def topology_of(graph: nx.Graph[Any], name: str = "") -> Topology:
     """
     import networkx as nx
 
-    if not isinstance(graph, nx.Graph):
-        raise InputError(Fault("topology", f"a {type(graph).__name__}", "a NetworkX graph"))
+    refuse_if(
+        not isinstance(graph, nx.Graph), "topology", f"a {type(graph).__name__}", "a NetworkX graph"
+    )
     stated, stated_facts = _stated(graph), graph.graph
     facts = dict(stated_facts.get("machine", FORWARDING))
     facts["name"] = name or facts.get("name") or str(stated_facts.get("name") or "own graph")

@@ -107,8 +107,9 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     nodes = 0
     for nodes, node in enumerate(read_events(path, header, member="nodes"), start=1):
         schema, name = str(header.get("schema"))[:40], node.get("name")
-        if nodes == 1 and not schema.startswith(SCHEMA_BEGIN):
-            raise trace_fault(path, f"schema {schema!r}", ALLOWED)
+        refuse_trace(
+            nodes == 1 and not schema.startswith(SCHEMA_BEGIN), path, f"schema {schema!r}", ALLOWED
+        )
         if not isinstance(name, str):
             raise trace_fault(path, f"node {nodes} without a name", ALLOWED)
         name, attributes = name[:200], _attributes(node)

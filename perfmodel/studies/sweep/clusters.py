@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, refuse_if
 
 R = TypeVar("R")
 
@@ -138,8 +138,12 @@ def _connect_dask(address: str) -> Iterator[Any]:
         place = resolve_address(address)
     except (OSError, ValueError) as error:
         raise InputError(Fault("--scheduler", f"{address!r} ({error})", allowed)) from None
-    if not place.startswith("tcp://"):
-        raise InputError(Fault("--scheduler", f"{address!r} (only tcp is used here)", allowed))
+    refuse_if(
+        not place.startswith("tcp://"),
+        "--scheduler",
+        f"{address!r} (only tcp is used here)",
+        allowed,
+    )
     _await_greeting(address, place)
     try:
         client: Any = Client(  # type: ignore[no-untyped-call]

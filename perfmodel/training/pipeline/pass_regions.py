@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
+from perfmodel.errors import Fault, InputError, ScheduleError, check_schedule, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
@@ -182,8 +182,7 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
             users.setdefault(source, index)
     keys = _with_calls(plan.tasks, [_pass_of(task) for task in plan.tasks], users)
     places = [index for index, key in enumerate(keys) if key is not None]
-    if not places:
-        raise ScheduleError(f"plan {plan.name!r} has neither forward nor backward")
+    check_schedule((not places, f"plan {plan.name!r} has neither forward nor backward"))
     regions = Regions(
         passes={key: [] for key in keys if key is not None},
         waited_for=frozenset(

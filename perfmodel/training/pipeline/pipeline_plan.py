@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import product
 
 from perfmodel.arrays import RankGroup
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
@@ -230,10 +230,9 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
     for part in parts:
         forwards = (task.micro_batch for task in part.plan.tasks if task.kind == "forward")
         passes = max(forwards, default=-1) + 1
-        if passes != expected:
-            raise InputError(
-                Fault(MICRO_BATCHES, f"a plan of {passes} micro-batches", str(expected))
-            )
+        refuse_if(
+            passes != expected, MICRO_BATCHES, f"a plan of {passes} micro-batches", str(expected)
+        )
     return next(iter(held)) // copies
 
 

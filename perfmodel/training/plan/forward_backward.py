@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import check_schedule
 from perfmodel.memo import once
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import COMPUTE, TaskList
@@ -273,16 +273,21 @@ def visit_segments(
 def check_times(workload: Workload, times: LayerTimes) -> None:
     """Raise ScheduleError unless there is one finite time, zero or more, per layer and pass."""
     layers = len(workload.layers)
-    if layers == 0:
-        raise ScheduleError(f"workload {workload.name!r} has no layers")
+    check_schedule((layers == 0, f"workload {workload.name!r} has no layers"))
     for name in ("forward_s", "backward_s", "forward_kernels", "backward_kernels"):
         values = np.asarray(getattr(times, name), dtype=float)
-        if values.shape != (layers,):
-            raise ScheduleError(
-                f"times.{name} has shape {values.shape}; {workload.name!r} has {layers} layers"
+        check_schedule(
+            (
+                values.shape != (layers,),
+                f"times.{name} has shape {values.shape}; {workload.name!r} has {layers} layers",
             )
-        if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise ScheduleError(f"times.{name} holds a value that is negative or not finite")
+        )
+        check_schedule(
+            (
+                not (np.isfinite(values).all() and (values >= 0).all()),
+                f"times.{name} holds a value that is negative or not finite",
+            )
+        )
 
 
 def _name(workload: Workload, group: Sequence[int]) -> str:

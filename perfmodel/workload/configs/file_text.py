@@ -130,8 +130,13 @@ def read_arguments(path: Path) -> ArgumentText:
     if isinstance(document, Mapping):
         sections = [document[key] for key in ("MODEL_ARGS", "model_args") if key in document]
         document = sections[0] if sections else document
-    if not isinstance(document, Mapping):
-        raise InputError(Fault("megatron", "no mapping", "arguments and their values", str(path)))
+    refuse_if(
+        not isinstance(document, Mapping),
+        "megatron",
+        "no mapping",
+        "arguments and their values",
+        str(path),
+    )
     values = {str(key).lstrip("-").replace("-", "_"): value for key, value in document.items()}
     words = {key: value for key, value in values.items() if isinstance(value, str)}
     return ArgumentText(values | {key: _parse_value([words[key]]) for key in words}, str(path))

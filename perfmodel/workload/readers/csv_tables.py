@@ -71,10 +71,18 @@ def parse_shape(value: object) -> tuple[int, ...]:
             for word in (re.split(r"\s*[x*,]\s*|\s+", text) if text else [])
         ]
     is_empty = isinstance(value, str) and not value.strip()
-    if is_empty or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
-        raise ValueError(allowed)
-    if len(sizes) > 64 or math.prod(sizes) > MOST_ELEMENTS:
-        raise ValueError(f"{allowed}, at most {MOST_ELEMENTS:g} elements in all")
+    check_rows(
+        (
+            is_empty or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes),
+            allowed,
+        )
+    )
+    check_rows(
+        (
+            len(sizes) > 64 or math.prod(sizes) > MOST_ELEMENTS,
+            f"{allowed}, at most {MOST_ELEMENTS:g} elements in all",
+        )
+    )
     return tuple(sizes)
 
 

@@ -19,6 +19,7 @@ from perfmodel.errors import (
     allowed_names,
     describe_type,
     raise_faults,
+    refuse_if,
 )
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import check_function
@@ -291,8 +292,9 @@ class _EventResolver:
         nics = [name for name, device in devices.items() if device.kind == "nic"]
         if lose.nic not in devices:
             raise InputError(no_device(self.topology, lose.nic, "nic"))
-        if lose.nic not in nics:
-            raise InputError(Fault("nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"))
+        refuse_if(
+            lose.nic not in nics, "nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"
+        )
         dead = LinkFault(0.0, nodes=(lose.nic,))
         return _fail(f"{lose.nic} lost", lose, find_arcs(self.topology, lose.nic), dead)
 
@@ -333,8 +335,7 @@ class _EventResolver:
             raise InputError(Fault("to", f"{traffic.to!r}, {counts[1]} devices", allowed))
         sides = [each * max(counts) if len(each) == 1 else each for each in sides]
         pairs = [(src, dst) for src, dst in zip(*sides, strict=True) if src != dst]
-        if not pairs:
-            raise InputError(Fault("to", repr(traffic.to), "another device than 'from'"))
+        refuse_if(not pairs, "to", repr(traffic.to), "another device than 'from'")
         router = Router(self.topology)
         try:
             for src, dst in pairs:

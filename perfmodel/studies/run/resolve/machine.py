@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import validate_document
 from perfmodel.library.corrections import CollectiveContext, Corrections, band_of, factors_by_band
 from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
@@ -184,8 +184,7 @@ def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
 
 def check_cluster_size(gpus: int, field: str) -> None:
     """Refuse a cluster that would not fit a workstation's memory."""
-    if gpus > MOST_GPUS:
-        raise InputError(Fault(field, f"{gpus:,} GPUs", f"at most {MOST_GPUS:,} GPUs"))
+    refuse_if(gpus > MOST_GPUS, field, f"{gpus:,} GPUs", f"at most {MOST_GPUS:,} GPUs")
 
 
 # ---------------------------------------------------------------- the machine

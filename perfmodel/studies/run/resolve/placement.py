@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
+from perfmodel.errors import Fault, InputError, TopologyError, check_schedule
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.scenario.sections.parallel import ParallelSection
@@ -56,8 +56,9 @@ def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
     Raises `ScheduleError`: fewer ranks than the plan has.
     """
     needed = 1 + max(max(each.ranks) for each in plan.classes)
-    if needed > len(ranks):
-        raise ScheduleError(f"{plan.name!r} has {needed} ranks; {len(ranks)} were given")
+    check_schedule(
+        (needed > len(ranks), f"{plan.name!r} has {needed} ranks; {len(ranks)} were given")
+    )
     if ranks == range(len(ranks)):
         return plan
     rank_of = np.asarray(ranks, dtype=np.int64)

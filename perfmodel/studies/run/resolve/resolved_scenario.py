@@ -15,6 +15,7 @@ from perfmodel.errors import (
     allowed_names,
     describe_type,
     raise_faults,
+    refuse_if,
 )
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import call_function, check_function, name_of
@@ -81,8 +82,9 @@ def resolve_scenario(
         allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
         raise scenario.fault("strategy.kind", "'auto'", allowed)
     checked, fidelities = fidelity or scenario.fidelity, get_args(Fidelity)
-    if checked not in fidelities:
-        raise InputError(Fault("fidelity", repr(checked), allowed_names(fidelities, checked)))
+    refuse_if(
+        checked not in fidelities, "fidelity", repr(checked), allowed_names(fidelities, checked)
+    )
     if profile is None and scenario.profile is not None:
         from perfmodel.calibrate import read_profile
 
