@@ -180,7 +180,7 @@ SMALL_RUN = ["run", "resnet50-dgx-a100", "--set", "cluster.nodes=2", "--set", "s
 MOST_MODULES = 246
 """Modules of ours that a small run imports: a third of a millisecond each."""
 
-MOST_MODELS = 110
+MOST_MODELS = 111
 """Models of pydantic that it builds: a millisecond each."""
 
 

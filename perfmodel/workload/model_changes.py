@@ -10,11 +10,12 @@ What the layers of a model are where kernels written by hand fuse, or documents 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
+from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall, tensor_call
 from perfmodel.workload.memory.recompute import result_elements
@@ -42,24 +43,7 @@ JOINED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
 """Maps that libraries of model parallelism run as one product, and their parts elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """Which maps have adapters, and what these are like.
-
-    `rank`: columns of A, rows of B.
-    `targets`: ends of the maps' names; ``qkv_proj`` has one adapter for all three of its parts.
-    `dropout`: whether their input is dropped out.
-    `a2a_experimental`: whether results of maps cut by rows go from columns to tokens by all-to-all,
-        instead of being made whole first (NeMo, Megatron-Bridge).
-    """
-
-    rank: int
-    targets: tuple[str, ...] = QKV
-    dropout: bool = False
-    a2a_experimental: bool = False
-
-
-def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
+def add_adapters(workload: Workload, adapters: AdaptersSection) -> Workload:
     """Freeze a model, or what one rank holds of it, and add adapters to its maps.
 
     A tensor group shares them as NeMo's ``ParallelLinearAdapter``: A's rows where the map is cut by
@@ -87,7 +71,7 @@ def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
     )
 
 
-def _check_targets(workload: Workload, adapters: Adapters) -> None:
+def _check_targets(workload: Workload, adapters: AdaptersSection) -> None:
     used = {_target_of(layer, adapters) for layer in workload.layers}
     names = sorted(
         {
@@ -103,7 +87,7 @@ def _check_targets(workload: Workload, adapters: Adapters) -> None:
     )
 
 
-def _target_of(layer: Layer, adapters: Adapters) -> str | None:
+def _target_of(layer: Layer, adapters: AdaptersSection) -> str | None:
     """The target that a layer is, or is a part of; None: it has no adapter."""
     if not isinstance(layer.matrix, MatrixProduct):
         return None
@@ -185,7 +169,7 @@ def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
 
 
 def _adapter(
-    maps: list[Layer], adapters: Adapters, shard: Shard
+    maps: list[Layer], adapters: AdaptersSection, shard: Shard
 ) -> list[tuple[Layer, tuple[int, int]]]:
     """Both layers of an adapter of maps with one input, with the shape of their weights."""
     products = [layer.matrix for layer in maps if isinstance(layer.matrix, MatrixProduct)]
@@ -236,7 +220,7 @@ Calls = tuple[LayerCall, ...]
 
 
 def _row_calls(
-    shard: Shard, narrow: float, whole: float, adapters: Adapters
+    shard: Shard, narrow: float, whole: float, adapters: AdaptersSection
 ) -> tuple[Calls, Calls]:
     """Of A and B beside a map cut by rows: sums of A's parts, then B's columns made whole.
 

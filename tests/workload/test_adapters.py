@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.float8_layers import Float8, float8_layers
@@ -18,7 +19,6 @@ from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model_changes import (
-    Adapters,
     add_adapters,
     pack_documents,
 )
@@ -49,22 +49,24 @@ def trained(workload) -> int:
 )
 def test_as_many_parameters_are_trained_as_peft_counts(rank, targets, count):
     model = llama("llama2-7b", dtype="bf16", sequence_length=128)
-    adapted = add_adapters(model, Adapters(rank, targets))
+    adapted = add_adapters(model, AdaptersSection(rank=rank, targets=targets))
     assert trained(adapted) == count
     assert adapted.parameters == 6_738_415_616 + count
     assert optimizer_state_bytes(adapted, "adamw") == 12 * count
 
 
 def test_one_adapter_of_three_joined_maps_has_one_narrow_side():
-    adapted = add_adapters(small(), Adapters(8, ("qkv_proj",)))
+    adapted = add_adapters(small(), AdaptersSection(rank=8, targets=("qkv_proj",)))
     assert trained(adapted) == 2 * 8 * (4096 + 3 * 4096)
     part = small(Shard(tensor=2))
-    assert trained(add_adapters(part, Adapters(8, ("qkv_proj",)))) == 2 * 8 * (4096 + 3 * 2048)
+    assert trained(add_adapters(part, AdaptersSection(rank=8, targets=("qkv_proj",)))) == 2 * 8 * (
+        4096 + 3 * 2048
+    )
 
 
 def test_a_frozen_model_makes_no_gradients_of_weights_and_keeps_less():
     gpu, whole = load_gpu("h100-sxm5-80gb"), small()
-    adapted = add_adapters(whole, Adapters(16, ATTENTION))
+    adapted = add_adapters(whole, AdaptersSection(rank=16, targets=ATTENTION))
     full, lora = (
         layer_times(each, gpu, batch=8, precision="bf16", compiled=True)
         for each in (whole, adapted)
@@ -78,7 +80,7 @@ def test_a_frozen_model_makes_no_gradients_of_weights_and_keeps_less():
 
 
 def test_frozen_maps_run_in_fp8_and_adapters_do_not():
-    adapted = add_adapters(small(), Adapters(16, ATTENTION))
+    adapted = add_adapters(small(), AdaptersSection(rank=16, targets=ATTENTION))
     narrow = {adapted.layers[place].name for place in float8_layers(adapted, Float8())}
     assert "model.layers.0.mlp.up_proj" in narrow
     assert not any("lora" in name for name in narrow)
@@ -89,7 +91,7 @@ def test_frozen_maps_run_in_fp8_and_adapters_do_not():
 
 def test_targets_that_no_map_has_are_refused():
     with pytest.raises(InputError, match="q_prj") as caught:
-        add_adapters(small(), Adapters(8, ("q_prj", "v_proj")))
+        add_adapters(small(), AdaptersSection(rank=8, targets=("q_prj", "v_proj")))
     assert len(caught.value.faults) == 1
     assert "q_proj" in caught.value.faults[0].allowed
 
@@ -149,7 +151,7 @@ def calls_of(workload, name: str) -> list[tuple[str, str, float, float]]:
 
 def test_frozen_maps_gather_nothing_again_and_reduce_without_a_product_beside():
     shard = Shard(tensor=2, sequence_parallel=True, overlap="asynchronous")
-    adapted = add_adapters(small(shard), Adapters(8, ("qkv_proj", "o_proj")))
+    adapted = add_adapters(small(shard), AdaptersSection(rank=8, targets=("qkv_proj", "o_proj")))
     wide = 4096.0 * TOKENS
     assert calls_of(adapted, "mlp.gate_up_proj") == [
         ("all_gather", "forward", wide, 0.5),
@@ -172,7 +174,7 @@ def test_frozen_maps_gather_nothing_again_and_reduce_without_a_product_beside():
 )
 def test_results_beside_maps_cut_by_rows_are_exchanged_whole(by_tokens, expected):
     shard = Shard(tensor=2, sequence_parallel=True)
-    adapters = Adapters(8, ("qkv_proj", "o_proj"), a2a_experimental=by_tokens)
+    adapters = AdaptersSection(rank=8, targets=("qkv_proj", "o_proj"), a2a_experimental=by_tokens)
     adapted = add_adapters(small(shard), adapters)
     op, share = expected
     assert [each[:3] for each in calls_of(adapted, "self_attn.o_proj.lora_B")] == [

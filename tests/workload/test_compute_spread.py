@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.scenario import make_scenario
+from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.compute_spread import measured_factors, roofline_factors, split_factors
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
-from perfmodel.workload.model_changes import Adapters, add_adapters
+from perfmodel.workload.model_changes import add_adapters
 from perfmodel.workload.zoo import build_model
 
 
@@ -73,7 +74,7 @@ def test_transformers_are_as_sure_as_published_steps_of_their_generation() -> No
 
 def test_adapters_are_no_guess() -> None:
     model, gpu = build_model("llama3-8b"), load_gpu("a100-sxm4-80gb")
-    adapted = add_adapters(model, Adapters(8, ("q_proj",)))
+    adapted = add_adapters(model, AdaptersSection(rank=8, targets=("q_proj",)))
     assert adapted.notes
     factors = roofline_factors(model, gpu, "bf16")
     assert roofline_factors(adapted, gpu, "bf16") == factors

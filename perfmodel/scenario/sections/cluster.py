@@ -245,15 +245,21 @@ class LibrarySection(FileModel):
     )
 
 
+Side = Annotated[Parts, Field(ge=2)]
+"""Routers along one dimension."""
+
+
 class FabricSection(FileModel):
     """The network between nodes: a kind, and what differs from that kind's defaults."""
 
     kind: Name = Field(description="see `perfmodel topology list`")
+    radix: Annotated[Parts, Field(ge=2)] | None = Field(
+        default=None, description="ports of one switch"
+    )
     oversubscription: Annotated[float, Field(strict=True, ge=1, le=1e6)] | None = Field(
         default=None, description="bandwidth into a leaf switch over bandwidth out of it"
     )
     hosts_per_leaf: Parts | None = None
-    radix: Parts | None = Field(default=None, description="ports of one switch")
     routing: (
         Literal["ecmp", "rail", "adaptive", "dimension-ordered", "minimal", "valiant"] | None
     ) = Field(
@@ -261,10 +267,12 @@ class FabricSection(FileModel):
         description="how flows choose among ways; default: the fabric's, else adaptive for leaves "
         "and spines on InfiniBand and on a dragonfly",
     )
-    dims: tuple[Parts, ...] | None = Field(
+    dims: Annotated[tuple[Side, ...], Field(min_length=1, max_length=6)] | None = Field(
         default=None, description="routers along each dimension of a torus, mesh or butterfly"
     )
-    dimensions: Parts | None = Field(default=None, description="of a hypercube")
+    dimensions: Annotated[Parts, Field(le=16)] | None = Field(
+        default=None, description="of a hypercube"
+    )
     groups: Parts | None = Field(default=None, description="groups of a dragonfly")
     routers_per_group: Parts | None = None
     hosts_per_router: Parts | None = None

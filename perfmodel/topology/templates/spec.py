@@ -30,6 +30,7 @@ from perfmodel.files import (
     Power,
 )
 from perfmodel.files.spec import check_rows
+from perfmodel.scenario.sections.cluster import FabricSection, NvmeSection
 from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -59,7 +60,6 @@ FabricKind = Literal[
     "flattened-butterfly",
     "listed",
 ]
-Routing = Literal["ecmp", "rail", "adaptive", "dimension-ordered", "minimal", "valiant"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
@@ -67,7 +67,6 @@ NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
 FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if kind != "listed")
 """Shapes that have a file of their own; a listed fabric names every cable itself."""
 
-ROUTINGS: tuple[str, ...] = get_args(Routing)
 PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
 
@@ -180,12 +179,9 @@ class HostMemorySpec(FileModel):
     source: Source
 
 
-class NvmeSpec(FileModel):
-    """NVMe drives of the host, all together."""
+class NvmeSpec(NvmeSection):
+    """NVMe drives of the host, all together, with their source."""
 
-    read: Bandwidth
-    write: Bandwidth
-    capacity: Bytes | None = None
     source: Source
 
 
@@ -373,35 +369,17 @@ _NEVER_BLOCK = frozenset({"one-switch", "rail-only", "listed"})
 _TRUE_ANYWAY: Mapping[str, Any] = {"oversubscription": 1.0, "routing": "ecmp"}
 """Values that hold for a shape that never blocks, though it lacks the field."""
 
-_SAME: Mapping[str, str] = {"hosts_per_leaf": "leaf_ports", "k": "radix"}
+_SAME: Mapping[str, str] = {"leaf_ports": "hosts_per_leaf", "k": "radix"}
 """Fields that settle what an earlier field would."""
 
 
-Side = Annotated[Parts, Field(ge=2)]
+class FabricSpec(FabricSection):
+    """A network: its shape, and whatever differs from the defaults of the shape's file.
 
-
-class FabricSpec(FileModel):
-    """A network: its shape, and whatever differs from the defaults of the shape's file."""
-
-    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
-    switch_latency: Latency | None = None
-    """Time through one switch."""
-    cable_latency: Latency | None = None
-    """Time through one cable."""
-    radix: Annotated[Parts, Field(ge=2)] | None = None
-    """Ports of one switch; of a fat tree, `k` by another name."""
-    oversubscription: Annotated[float, Field(ge=1, le=1e6)] | None = None
-    """Rate into a leaf (edge switch of a fat tree) from its hosts over its rate upwards."""
-    leaf_ports: Parts | None = None
-    """Ports of a leaf that face hosts (default: what radix and oversubscription leave)."""
-    hosts_per_leaf: Parts | None = None
-    """Hosts of one leaf (leaf-spine) or of one group of rail leaves (rail-optimised)."""
-    uplink_bandwidth: Bandwidth | None = None
-    """Raw rate of one cable between switches (default: as the NICs' ports)."""
-    k: Annotated[Parts, Field(ge=2, multiple_of=2)] | None = None
-    """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
-    routing: Annotated[Routing, _named(ROUTINGS)] | None = None
-    """How flows choose among equally short paths.
+    Radix of a fat tree: `k` by another name. Hosts of one leaf (leaf-spine) or of one group of rail
+    leaves (rail-optimised). Trunk cables: one by default; routers, groups and their cables: as few
+    as hold all hosts; hosts of a dragonfly's router: as many as half of the ports that its group
+    leaves to a router take.
 
     `ecmp`: a hash of each flow, so that flows may collide. `rail`: a port's place at its leaf, so
     that flows that keep to their rail never do. `adaptive`: every flow is spread over all paths, so
@@ -410,20 +388,18 @@ class FabricSpec(FileModel):
     Default: the first that the shape has; adaptive on a dragonfly, and on InfiniBand for leaves,
     spines and fat trees, unless an event names a switch or a cable.
     """
-    dims: Annotated[tuple[Side, ...], Field(min_length=1, max_length=6)] | None = None
-    """Routers along each dimension (default: the smallest even box that holds all hosts)."""
-    dimensions: Annotated[Parts, Field(le=16)] | None = None
-    """Of a hypercube (default: the fewest that hold all hosts)."""
-    groups: Parts | None = None
-    """Groups of a dragonfly (default: as few as hold all hosts)."""
-    routers_per_group: Parts | None = None
-    hosts_per_router: Parts | None = None
-    """Default: as few as hold all hosts; of a dragonfly, as many as half of the ports that its
-    group leaves to a router take."""
-    trunk_cables: Parts | None = None
-    """Parallel cables between two neighbouring routers (default: one)."""
-    global_cables: Parts | None = None
-    """Cables between each two groups of a dragonfly (default: as many as there are ports for)."""
+
+    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
+    switch_latency: Latency | None = None
+    """Time through one switch."""
+    cable_latency: Latency | None = None
+    """Time through one cable."""
+    leaf_ports: Parts | None = None
+    """Ports of a leaf that face hosts (default: what radix and oversubscription leave)."""
+    uplink_bandwidth: Bandwidth | None = None
+    """Raw rate of one cable between switches (default: as the NICs' ports)."""
+    k: Annotated[Parts, Field(ge=2, multiple_of=2)] | None = None
+    """Ports per switch of a fat tree (default: the smallest even number that holds all hosts)."""
     global_latency: Latency | None = None
     """Time through a cable between two groups of a dragonfly."""
     hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
@@ -447,7 +423,7 @@ class FabricSpec(FileModel):
     @classmethod
     def _check_routing(cls, value: str | None, info: ValidationInfo) -> str | None:
         """Refuse a routing that this shape does not have."""
-        routings = ROUTINGS_OF.get(info.data.get("kind", ""), ROUTINGS)
+        routings = ROUTINGS_OF.get(info.data.get("kind", ""), (value or "",))
         if value is not None and value not in routings:
             raise ValueError(f"{allowed_names(routings, value)} with kind: {info.data['kind']}")
         return value

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from perfmodel.arrays import round_bits
 from perfmodel.errors import failed, raise_faults
+from perfmodel.scenario.sections.model import ExpertsSection
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import RoutedShape
 
@@ -98,68 +97,22 @@ def distinct_domains(
     return domains * touched
 
 
-Implementation = Literal["grouped", "per-expert"]
-Dispatcher = Literal["all_to_all", "all_gather", "deduplicated"]
+class ExpertSettings(ExpertsSection):
+    """How experts are run: as a scenario says, and where those who share them are.
 
-
-@dataclass(frozen=True, slots=True)
-class ExpertSettings:
-    """How experts are run.
-
-    Parameters
-    ----------
-    implementation : {"grouped", "per-expert"}
-        One kernel for the products of all experts (``torch._grouped_mm``: Hugging Face
-        transformers 5, torchtitan), or a product for each (Transformer Engine's grouped linear in
-        Megatron-LM, which issues one after another).
-    capacity : float, optional
-        An expert takes at most so many times the mean load, and drops the rest; None: it takes all
-        (the default of all of them).
-    pad_to_capacity : bool
-        Whether each expert's rows are filled up to its capacity.
-    imbalance : float
-        Coefficient of variation of the experts' loads, which are Dirichlet distributed. 0, the
-        default: all alike, as benchmarks force them to be, and as a loss or a bias makes them.
-        Without force Qwen3 235B-A22B on 256 H100 with 8 ranks of experts took 9 to 24 % longer
-        (NVIDIA, Megatron-MoE-ModelZoo).
-    auxiliary_loss : bool
-        Whether each layer computes a loss of its balance.
-    dispatcher : {"all_to_all", "all_gather", "deduplicated"}
-        A row for each expert of a token; all tokens to all ranks; or a token once to each node
-        that has experts for it, which spreads it (DeepEP; within one node: once to each rank).
-    dispatch_dtype : {"bf16", "fp8"}, optional
-        Of tokens on their way to experts, and of gradients of what experts said; fp8 with a scale
-        of fp32 for each 128 elements. What comes back is never fp8 (arXiv 2412.19437, section
-        3.3.3). None: that of the compute.
-    overlap : bool
-        Whether tokens travel beside the experts' products of another micro-batch (Megatron-Core's
-        ``overlap_moe_expert_parallel_comm``).
-    ranks_per_node : int, optional
-        Ranks of an expert group that share a node; None: all of them.
-    tensor : int
-        Ranks that share each expert: 1, or the degree of tensor parallelism.
-    router_padding : bool
-        Whether the router fills each expert's rows up to the multiple of a recipe of fp8
-        (Megatron-Core's ``--moe-router-padding-for-quantization``). Otherwise Transformer Engine's
-        grouped linear copies all rows before its first map and after its last one (``Fp8Padding``),
-        unless DeepEP's permutation fills them up on the way.
-    second_token : bool
-        Whether a further block predicts the token after the next (DeepSeek-V3's multi-token
-        prediction).
+    Transformer Engine's grouped linear in Megatron-LM (``per-expert``) issues one product after
+    another. Experts that take all (no `capacity`) are the default of all libraries. Loads are alike
+    by default (no `imbalance`), as benchmarks force them to be, and as a loss or a bias makes them;
+    without force Qwen3 235B-A22B on 256 H100 with 8 ranks of experts took 9 to 24 % longer (NVIDIA,
+    Megatron-MoE-ModelZoo). Of deduplicated tokens, a node spreads those it gets (DeepEP; within one
+    node: once to each rank). Tokens in fp8 have a scale of fp32 for each 128 elements, and what
+    comes back is never fp8 (arXiv 2412.19437, section 3.3.3). Without `router_padding` Transformer
+    Engine's grouped linear copies all rows before its first map and after its last one
+    (``Fp8Padding``), unless DeepEP's permutation fills them up on the way.
     """
 
-    implementation: Implementation = "grouped"
-    capacity: float | None = None
-    pad_to_capacity: bool = False
-    imbalance: float = 0.0
-    auxiliary_loss: bool = False
-    dispatcher: Dispatcher = "all_to_all"
-    dispatch_dtype: Literal["bf16", "fp8"] | None = None
-    overlap: bool = False
     ranks_per_node: int | None = None
-    tensor: int = 1
-    router_padding: bool = False
-    second_token: bool = False
+    """Ranks of an expert group that share a node; None: all of them."""
 
     @property
     def copies_to_pad(self) -> bool:

@@ -13,6 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, layout_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
@@ -20,7 +21,6 @@ from perfmodel.units import parse_power
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.model_changes import (
-    Adapters,
     add_adapters,
     fuse_by_hand,
     pack_documents,
@@ -278,7 +278,7 @@ def _as_trained(workload: Workload, cells: Mapping[str, str]) -> Workload:
     if cells["adapters"]:
         section: Any = parse_yaml(cells["adapters"])
         workload = add_adapters(
-            workload, Adapters(**{**section, "targets": tuple(section["targets"])})
+            workload, AdaptersSection(**{**section, "targets": tuple(section["targets"])})
         )
     fuse = FUSING.get(cells["compiled"])
     return workload if fuse is None else fuse(workload)

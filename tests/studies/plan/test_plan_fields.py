@@ -97,6 +97,7 @@ IDLE = {
         "a ring crosses the spines once each way; the test of fabrics tries it"
     ),
     "epochs: candidates.0.fabric.routing": "as above",
+    "epochs: candidates.0.fabric.radix": "as above",
     "epochs: candidates.1.fabric": ONE_NODE,
     "samples: candidates.0.fabric": ONE_NODE,
     "epochs: prices": "all candidates state a price and a rate of failures",

@@ -79,7 +79,7 @@ def test_tapered_fat_tree_has_its_share_of_bisection(k: int, ratio: int, routing
         ("fat-tree", {"leaf_ports": 2}, "leaf_ports"),
         ("fat-tree", {"radix": 8, "k": 8}, "k"),
         ("leaf-spine", {"k": 8}, "k"),
-        ("leaf-spine", {"leaf_ports": 2, "hosts_per_leaf": 2}, "hosts_per_leaf"),
+        ("leaf-spine", {"leaf_ports": 2, "hosts_per_leaf": 2}, "leaf_ports"),
         ("leaf-spine", {"dims": [2, 2]}, "dims"),
         ("torus", {"oversubscription": 1.0}, "oversubscription"),
         ("torus", {"dimensions": 2}, "dimensions"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.workload.kernels.float8_layers import Float8, narrow_calls
 from perfmodel.workload.layer_calls import LayerCall
-from perfmodel.workload.model_changes import Adapters, add_adapters
+from perfmodel.workload.model_changes import add_adapters
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 
@@ -19,7 +20,7 @@ def _narrow(
     shard = Shard(tensor=4, sequence_parallel=True)
     model = build_model("llama3-8b", dtype="bf16", sequence_length=1024, shard=shard)
     if adapted:
-        model = add_adapters(model, Adapters(16, ("qkv_proj", "o_proj")))
+        model = add_adapters(model, AdaptersSection(rank=16, targets=("qkv_proj", "o_proj")))
     float8 = Float8(library=library, recipe=recipe)  # type: ignore[arg-type]
     return {
         layer.name: [call for call in layer.calls if call.dtype == "fp8"]

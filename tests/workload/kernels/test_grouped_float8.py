@@ -166,10 +166,10 @@ def test_casts_of_experts(
 @pytest.mark.parametrize(
     ("settings", "copies"),
     [
-        (ExpertSettings("per-expert"), True),
-        (ExpertSettings("per-expert", router_padding=True), False),
-        (ExpertSettings("per-expert", capacity=1.0, pad_to_capacity=True), False),
-        (ExpertSettings("grouped"), False),
+        (ExpertSettings(implementation="per-expert"), True),
+        (ExpertSettings(implementation="per-expert", router_padding=True), False),
+        (ExpertSettings(implementation="per-expert", capacity=1.0, pad_to_capacity=True), False),
+        (ExpertSettings(implementation="grouped"), False),
     ],
 )
 def test_rows_are_copied_to_fill_experts_up(settings: ExpertSettings, copies: bool) -> None:

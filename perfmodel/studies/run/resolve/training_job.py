@@ -34,7 +34,6 @@ from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
 from perfmodel.workload.model_changes import (
-    Adapters,
     add_adapters,
     chunk_loss,
     fuse_by_hand,
@@ -205,7 +204,7 @@ def _load(
         if section.document_length is not None:
             workload = pack_documents(workload, section.document_length)
         if section.adapters is not None:
-            workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
+            workload = add_adapters(workload, section.adapters)
     fuse = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}.get(str(scenario.compute.compiled))
     with relocated_errors(scenario, "compute"):  # nothing is left to fuse outside of it
         workload = workload if fuse is None else fuse(workload)
