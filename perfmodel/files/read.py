@@ -191,7 +191,7 @@ def parse_yaml(text: str, file: str | None = None) -> Any:
     Raises `InputError`: not YAML, a duplicate key, or beyond the bounds of what files may hold.
     """
     yaml = import_module("yaml")  # imported here: many commands read no file
-    allowed = "YAML 1.2 without tags, whose keys are words, each given once"
+    allowed = "YAML 1.2 without tags, indented by spaces, whose keys are words, each given once"
     try:
         document = _YamlReader(yaml, text).document()
     except yaml.MarkedYAMLError as error:

@@ -52,7 +52,7 @@ def test_a_slip_is_answered_with_what_was_meant(words: tuple[str, ...], said: st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model:\n\tname: resnet50\n", "spaces where a line is indented: YAML has no tabs there"),
+        ("model:\n\tname: resnet50\n", "allowed: YAML 1.2 without tags, indented by spaces"),
         (
             "model:\n  name: resnet50\n  training: {batch_per_gpu: 8}\n",
             (

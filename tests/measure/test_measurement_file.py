@@ -57,7 +57,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_broken_files_are_refused(tmp_path):
     path = tmp_path / "m.json"
     path.write_text("{")
-    with pytest.raises(InputError, match=r"m\.json:1: file: found .* allowed: YAML"):
+    with pytest.raises(InputError, match=r"m\.json:2: file: found .* allowed: YAML"):
         read_measurement(path)
     path.write_text(json.dumps(measurement().model_dump() | {"ranks": "many"}))
     with pytest.raises(InputError, match="ranks"):
