@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, PerfmodelError, failed, raise_faults
-from perfmodel.files import write_atomically
+from perfmodel.files import flow_yaml, write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -217,7 +217,7 @@ def _render(content: Mapping[str, Any], answers: DraftAnswers, reason: str) -> s
     rows = (
         (
             True,
-            f"model: {_flow(content['model'])}",
+            f"model: {flow_yaml(content['model'])}",
             "or {config: config.json}, {file: my-model.csv}; names: perfmodel models",
         ),
         (True, "compute:", ""),
@@ -239,11 +239,11 @@ def _render(content: Mapping[str, Any], answers: DraftAnswers, reason: str) -> s
             "  # measured_step: 93 ms at batch 256",
             "one step of yours on one such GPU narrows the interval",
         ),
-        (True, f"strategy: {_flow(content['strategy'])}", f"{reason}; or zero, megatron, ..."),
+        (True, f"strategy: {flow_yaml(content['strategy'])}", f"{reason}; or zero, megatron, ..."),
         (True, "cluster:", ""),
         (
             True,
-            f"  node: {yaml_value(cluster['node'])}",
+            f"  node: {flow_yaml(cluster['node'])}",
             "perfmodel topology list, or a file of yours",
         ),
         (True, f"  nodes: {answers.nodes}", "hosts of this job"),
@@ -254,12 +254,12 @@ def _render(content: Mapping[str, Any], answers: DraftAnswers, reason: str) -> s
         ),
         (
             True,
-            f"training: {_flow(content['training'])}",
+            f"training: {flow_yaml(content['training'])}",
             "as you said" if answers.batch_per_gpu else "the largest power of two that fits",
         ),
         (
             "scale" in content,
-            f"scale: {_flow(content.get('scale', {}))}",
+            f"scale: {flow_yaml(content.get('scale', {}))}",
             "smaller sizes of the curve",
         ),
     )
@@ -277,19 +277,6 @@ def _render(content: Mapping[str, Any], answers: DraftAnswers, reason: str) -> s
 def commented(text: str, comment: str) -> str:
     """Write a line with a comment behind it, in a column of its own."""
     return f"{text:<40}  # {comment}" if comment else text
-
-
-def _flow(section: Mapping[str, Any]) -> str:
-    return f"{{{', '.join(f'{name}: {yaml_value(value)}' for name, value in section.items())}}}"
-
-
-def yaml_value(value: Any) -> str:
-    """Write a value as YAML has it within a line."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(yaml_value, value))}]"
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    is_plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def write_draft(draft: Draft, path: Path, *, force: bool = False) -> Scenario:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.api.draft import Draft, check_new, commented, relative_file, usual_fabric, yaml_value
+from perfmodel.api.draft import Draft, check_new, commented, relative_file, usual_fabric
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import flow_yaml
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -137,7 +138,7 @@ def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
         fields = value if isinstance(value, Mapping) else {}
         lines.append(f"{name}:" if fields else f"{name}: {value}")
         lines += [
-            commented(f"  {key}: {yaml_value(each)}", COMMENTS.get(key, "as recorded"))
+            commented(f"  {key}: {flow_yaml(each)}", COMMENTS.get(key, "as recorded"))
             for key, each in fields.items()
         ]
     return "\n".join(lines) + "\n"

@@ -310,7 +310,7 @@ class _YamlReader:
             return self.anchors[event.anchor]
         self._refuse_if(event.tag not in {None, "!"}, f"a tag, {event.tag}", event)
         if isinstance(event, self.yaml.ScalarEvent):
-            value = event.value if event.style else _parse_scalar(event.value)
+            value = event.value if event.style else parse_scalar(event.value)
             self.anchors[event.anchor] = value
             return value
         self._refuse_if(levels > MOST_LEVELS, f"more than {MOST_LEVELS} levels", event)
@@ -355,7 +355,7 @@ class _YamlReader:
                 mapping[key], mapping.lines[key] = other[key], other.lines[key]
 
 
-def _parse_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """Convert a plain scalar by the core schema of YAML 1.2, and underscores in whole numbers."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]

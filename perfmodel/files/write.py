@@ -10,11 +10,13 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.escape import spreadsheet_safe
+from perfmodel.files.read import parse_scalar
 from perfmodel.files.validate import require_finite
 
 
@@ -49,14 +51,36 @@ def write_json(path: Path, document: object) -> None:
     write_atomically(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+@cache
+def _yaml_dumper() -> Any:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Quotes text that YAML 1.2 takes for a number, and 1.1 does not."""
+
+        def represent_str(self, text: str) -> Any:
+            style = None if isinstance(parse_scalar(text), str) else "'"
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    return partial(yaml.dump, Dumper=Dumper, sort_keys=False)
+
+
 def yaml_text(document: object, comment: str) -> str:
     """Write plain data as YAML below a comment; a list of scalars stands on one line."""
-    from yaml import safe_dump
+    return f"# {comment}\n{_yaml_dumper()(document, width=120, default_flow_style=None)}"
 
-    text = safe_dump(
-        document, width=120, default_flow_style=None, sort_keys=False, allow_unicode=True
-    )
-    return f"# {comment}\n{text}"
+
+def flow_yaml(value: object) -> str:
+    """Write a value as YAML on one line.
+
+    Examples
+    --------
+    >>> flow_yaml({"name": "gpu[0-7]", "rate": "25 GB/s", "of": "1e3", "no": [1.5, True]})
+    "{name: 'gpu[0-7]', rate: 25 GB/s, of: '1e3', 'no': [1.5, true]}"
+    """
+    text = _yaml_dumper()(value, width=math.inf, default_flow_style=True)
+    return str(text).removesuffix("...\n").rstrip("\n")
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -5,21 +5,17 @@ A node template of any origin is written as YAML that loads back to the same hos
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from perfmodel.files import validate_document
+from perfmodel.files import flow_yaml, validate_document
 from perfmodel.topology.templates.spec import FabricFile, NodeSpec
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
 Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
-
-_PLAIN = re.compile(r"[A-Za-z_][\w./+-]*( [\w./+-]+)*")
-_NOT_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,47 +105,17 @@ def _field(
     key: str, value: Any, indent: str, comments: Mapping[int, str] | None = None
 ) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
-        yield f"{indent}{_scalar(key)}:"
+        yield f"{indent}{flow_yaml(key)}:"
         for inner, item in value.items():
             yield from _field(str(inner), item, indent + "  ")
     elif isinstance(value, list | tuple) and value:
-        yield f"{indent}{_scalar(key)}:"
+        yield f"{indent}{flow_yaml(key)}:"
         for at, item in enumerate(value):
             comment = (comments or {}).get(at)
-            yield f"{indent}  - {_flow(item)}" + (f"  # {_one_line(comment)}" if comment else "")
+            behind = f"  # {_one_line(comment)}" if comment else ""
+            yield f"{indent}  - {flow_yaml(item)}{behind}"
     else:
-        yield f"{indent}{_scalar(key)}: {_flow(value)}"
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, Mapping):
-        inside = ", ".join(f"{_scalar(str(key))}: {_flow(item)}" for key, item in value.items())
-        return f"{{{inside}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_flow, value))}]"
-    return _scalar(value)
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    quantity = re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)? [A-Za-z/]+", text)
-    if quantity or (_PLAIN.fullmatch(text) and text.lower() not in _NOT_STRINGS):
-        return text
-    return "".join(map(_escaped, json.dumps(text, ensure_ascii=False)))
-
-
-def _escaped(char: str) -> str:
-    """A character as YAML takes it between double quotes."""
-    if char.isprintable():
-        return char
-    code = ord(char)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        yield f"{indent}{flow_yaml(key)}: {flow_yaml(value)}"
 
 
 _BITS = ("ethernet", "infiniband")
