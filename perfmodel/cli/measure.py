@@ -139,9 +139,9 @@ def _measure_once(
     if not quiet:
         _print_rows(measurement)
     if outputs:
-        from perfmodel.measure.job import write_measurement
+        from perfmodel.files import write_json
 
-        write_measurement(measurement, outputs[number - 1])
+        write_json(outputs[number - 1], measurement.model_dump())
         print_note(f"wrote {outputs[number - 1]}")
     return measurement
 

@@ -6,10 +6,8 @@ The file holds rows, and the job, machine and versions behind them.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,7 +23,7 @@ from perfmodel.errors import (
     raise_faults,
     require_installed,
 )
-from perfmodel.files import FileModel, check_rows, load_document, write_atomically
+from perfmodel.files import FileModel, check_rows
 from perfmodel.units import (
     LONGEST_MEASURED_S,
     MOST_COUNT,
@@ -298,22 +296,6 @@ class Measurement(FileModel):
         """(nbytes, median seconds) of one kind of row, by size."""
         rows = [r for r in self.rows if r.what == kind and (not setting or r.setting == setting)]
         return tuple(sorted((row.nbytes, row.median_s) for row in rows))
-
-
-def write_measurement(measurement: Measurement, path: Path) -> None:
-    """Write a measurement file, whole or not at all."""
-    write_atomically(path, json.dumps(measurement.model_dump(), indent=1) + "\n")
-
-
-def read_measurement(path: Path) -> Measurement:
-    """Read a measurement file.
-
-    Raises
-    ------
-    InputError
-        Unreadable, neither JSON nor YAML, or not a measurement; every fault at once.
-    """
-    return load_document(Measurement, path)
 
 
 QUANTILES = {

@@ -10,9 +10,9 @@ from perfmodel.calibrate import draws, fit, read_profile
 from perfmodel.calibrate.apply import apply
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.job import read_measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
+from tests.measure.measured_files import read_measurement
 
 MEASURED = Path(__file__).parents[2] / "reports" / "measured"
 RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_check.json"

@@ -15,8 +15,9 @@ import perfmodel
 from perfmodel.cli.app import app
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.files import find_file
-from perfmodel.measure.job import MeasurementJob, read_measurement
+from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.run import measure
+from tests.measure.measured_files import read_measurement
 
 SIZES = (1024, 4096)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel
-from perfmodel.measure.job import read_measurement
+from tests.measure.measured_files import read_measurement
 
 pytest.importorskip("torch", reason="runs real processes on gloo")
 

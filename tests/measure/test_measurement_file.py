@@ -9,10 +9,9 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.measure.job import (
     Measurement,
-    read_measurement,
     summarise_times,
-    write_measurement,
 )
+from tests.measure.measured_files import read_measurement, write_measurement
 
 
 def measurement(**changes):

@@ -24,10 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from perfmodel.measure.job import MeasurementJob, write_measurement
+from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.run import measure
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.ddp_steps import record_steps
+from tests.measure.measured_files import write_measurement
 
 WIDTH, LAYERS, BATCH, STEPS, CAP_MB = 320, 6, 128, 10, 1
 ROUNDS = 2

@@ -11,7 +11,6 @@ import pytest
 
 from perfmodel.calibrate import fit, source_of, write_profile
 from perfmodel.library.model import load_library
-from perfmodel.measure.job import read_measurement
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
@@ -22,6 +21,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.readers.parameter_file import read_model
 from tests.forked_ranks import run_ranks
+from tests.measure.measured_files import read_measurement
 
 ROUNDS, STEPS, CAP_MB, WIDTH = 2, 5, 1, 320  # of gloo_training.py, which needs torch
 

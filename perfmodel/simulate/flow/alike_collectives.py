@@ -159,27 +159,6 @@ class JoinedCollectives:
         return once(self._joined, (op, nbytes, number, root, times), join)
 
 
-def join_alike(
-    collectives: Sequence[Placed],
-    capacity_Bps: FloatArray,
-    joined: JoinedEdges | None = None,
-) -> list[LoweredCollective]:
-    """Join collectives that begin together and are alike into as few as possible.
-
-    Those are joined that share no link, or only links that carry all their edges at the highest
-    rates that these have on their other links, as trunks between switches do. Times and bytes on
-    links stay what they are: max-min fair rates of edges do not depend on each other then.
-
-    Parameters
-    ----------
-    capacity_Bps : ndarray of float, shape (links,)
-    joined : JoinedEdges, optional
-        What was found before for other sizes.
-    """
-    joined = JoinedEdges() if joined is None else joined
-    return [_join(members, joined) for members in _parts_of(collectives, capacity_Bps, joined)]
-
-
 def _in_a_row(
     timer: UncontendedTimer, members: Sequence[Placed], joined: JoinedEdges, times: int
 ) -> LoweredCollective:
@@ -214,7 +193,12 @@ def _joined_leg(stage: Stage, legs: Sequence[TimedLeg], times: int) -> TimedLeg:
 def _parts_of(
     collectives: Sequence[Placed], capacity_Bps: FloatArray, joined: JoinedEdges
 ) -> list[list[Placed]]:
-    """Return collectives that are joined, in few lists: see `join_alike`."""
+    """Return collectives that begin together and are alike, in as few lists as can be one each.
+
+    Those are joined that share no link, or only links that carry all their edges at the highest
+    rates that these have on their other links, as trunks between switches do. Times and bytes on
+    links stay what they are: max-min fair rates of edges do not depend on each other then.
+    """
     of_kind = grouped(zip(_kinds(collectives), enumerate(collectives), strict=True))
     parts = list[list[tuple[int, Placed]]]()
     for members in of_kind.values():

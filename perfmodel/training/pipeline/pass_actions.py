@@ -101,19 +101,6 @@ class PipelineSchedule:
         half = self.micro_batches // 2
         return range(chunk * half, (chunk + 1) * half)
 
-    def most_held(self, stage: int) -> tuple[int, ...]:
-        """Micro-batches of each chunk whose activations a stage holds when it holds most of all.
-
-        From forward until the gradients of weights are computed.
-        """
-        change = {"forward": 1, "backward": -1, "weight_gradient": -1, "input_gradient": 0}
-        held = [0] * self.chunks
-        most = tuple(held)
-        for action in self.actions[stage]:
-            held[action.chunk] += change[action.kind]
-            most = tuple(held) if sum(held) > sum(most) else most
-        return most
-
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are computed apart."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.lowering.lowered import Edges
+from perfmodel.arrays import FloatArray
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
+from perfmodel.simulate.flow.alike_collectives import _join, _parts_of, in_a_row
 from perfmodel.simulate.flow.joined_edges import JoinedEdges
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
@@ -30,6 +33,11 @@ NODES = tuple(range(8 * node, 8 * node + 8) for node in range(4))
 RAILS = tuple(tuple(range(gpu, 32, 8)) for gpu in range(8))
 PAIRS = tuple((rank, rank + 16) for rank in range(16))
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def join_alike(collectives: Sequence[Placed], capacity_Bps: FloatArray) -> list[LoweredCollective]:
+    joined = JoinedEdges()
+    return [_join(members, joined) for members in _parts_of(collectives, capacity_Bps, joined)]
 
 
 def timed(
