@@ -259,7 +259,6 @@ def least_tree_end(
 def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     pointers: IntArray,
     link: IntArray,
-    crossings: FloatArray,
     spare_Bps: FloatArray,
     caps_Bps: FloatArray,
     rates_Bps: FloatArray,
@@ -271,8 +270,6 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
     pointers : ndarray of int, shape (flows + 1,)
     link : ndarray of int, shape (hops,)
         Flow f crosses the links ``link[pointers[f]:pointers[f + 1]]``.
-    crossings : ndarray of float, shape (hops,)
-        Flows for which the flow of each hop stands on its link.
     spare_Bps : ndarray of float, shape (links,)
         Capacities, all finite; what is left of them afterwards.
     caps_Bps : ndarray of float, shape (flows,)
@@ -287,7 +284,7 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
         count = np.zeros(links)
         for flow in waiting[:still]:
             for hop in range(pointers[flow], pointers[flow + 1]):
-                count[link[hop]] += crossings[hop]
+                count[link[hop]] += 1.0
         for number in range(links):
             share[number] = spare_Bps[number] / count[number] if count[number] else np.inf
             lowest[number] = np.inf
@@ -318,7 +315,7 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
             flow = frozen[place]
             rates_Bps[flow] = level[flow]
             for hop in range(pointers[flow], pointers[flow + 1]):
-                spare_Bps[link[hop]] -= level[flow] * crossings[hop]
+                spare_Bps[link[hop]] -= level[flow]
         for number in range(links):
             spare_Bps[number] = max(spare_Bps[number], 0.0)
 

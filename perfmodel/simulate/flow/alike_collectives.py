@@ -75,8 +75,7 @@ class SharesMet:
             return self._shares[machine, jobs, routes]
         shares = solve(machine, timer, flows, collectives)
         self.solved += 1
-        own = flows and sum(len(rates_Bps) for rates_Bps, _ in shares[1])
-        self._kept += len(shares[0]) + (own or len(jobs))  # `LinkSharings` has what is not its own
+        self._kept += len(shares[0]) + sum(len(rates_Bps) for rates_Bps, _ in shares[1])
         if self._kept <= MOST_KEPT:
             self._shares[machine, jobs, routes] = shares
         return shares

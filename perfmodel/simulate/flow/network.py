@@ -14,10 +14,8 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,8 +24,8 @@ import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.timing.compiled_loops import Effort
-from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.library.lowering.lowered import Edges, LoweredCollective, stage_bytes
+from perfmodel.errors import SimulationError
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.flow.alike_collectives import (
@@ -41,7 +39,6 @@ from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why,
 from perfmodel.simulate.flow.stream_network import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
-    CollectiveCall,
     LinkCounters,
     Network,
     call_at,
@@ -55,7 +52,6 @@ from perfmodel.simulate.network import (
 from perfmodel.simulate.sharing.between_collectives import (
     LinkSet,
     LinkSets,
-    LinkSharings,
     LinkUsers,
 )
 from perfmodel.simulate.sharing.duty_cycle import TimedLeg
@@ -85,8 +81,6 @@ class FlowNetwork(Network):
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
     """Groups with their numbers."""
-    _expected: list[Iterable[CollectiveCall]] = field(default_factory=list, init=False)
-    """Of plans in progress, until some of them meet."""
     _sent: dict[tuple[Edges, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -133,25 +127,6 @@ class FlowNetwork(Network):
                 partial(self._begin, self._launched, landing)
             )
         return landing.ended
-
-    def expect(self, calls: Iterable[CollectiveCall]) -> None:
-        """Take note of the collectives that a plan will run: looked at when some of them meet."""
-        self._expected.append(calls)
-
-    def _know_expected(self) -> None:
-        """Let the edges of what is expected be compared with each other at once."""
-        joined, sharings = self.timer.keep(JoinedCollectives), self.timer.keep_rated(LinkSharings)
-        calls, self._expected = dict.fromkeys(itertools.chain(*self._expected)), []
-        known = list[LoweredCollective]()
-        for op, nbytes, groups, root, times in calls:
-            with suppress(TopologyError):  # said when it is launched
-                known += joined.of(
-                    self.timer, op, nbytes, groups, root, number=self._number(groups), times=times
-                )
-        capacity_Bps = self.timer.machine.topology.arcs.bandwidth_Bps
-        sharings.know(
-            capacity_Bps, [(s, stage_bytes(each, s)) for each in known for s in each.stages]
-        )
 
     def _number(self, groups: tuple[RankGroup, ...]) -> int:
         joined = self.timer.keep(JoinedCollectives)
@@ -288,8 +263,6 @@ class FlowNetwork(Network):
         solve = solve_in_turns if self.machine.library.in_order else solve_at_once
         if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
             self._approximated["met"] = None
-        if self._expected and not flows:
-            self._know_expected()
         met = self._timer.keep(SharesMet)
         flow_rates_Bps, shares = met.of(solve, self.machine, self._timer, flows, collectives)
         for job, share in zip(collectives, shares, strict=True):

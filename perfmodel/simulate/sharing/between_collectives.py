@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
 from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
-from perfmodel.simulate.sharing.alike_edges import AlikeEdges, Carried, FoldedEdges
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ SHORTEST_S = 1e-300
 AVERAGING_ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
 MOST_HOPS = 1 << 22
-"""Links of edges that are kept of jobs that met before, 24 bytes each, and rates, 8 bytes each."""
+"""Links of edges that are kept of jobs that met before, 16 bytes each."""
 MANY_LINKS = 1 << 17
 """Links of two jobs from which on marks are quicker than sets, and smaller."""
 NO_SLACK = 1e-9
@@ -203,14 +202,10 @@ def rates_in_turns(
 
 @dataclass(frozen=True, slots=True)
 class JobsOnLinks:
-    """All edges of some jobs on their links, alike ones once.
+    """All edges of some jobs on their links.
 
     Parameters
     ----------
-    parts : tuple of FoldedEdges
-        Of each job.
-    capacity_Bps : ndarray of float
-        Of the classes of links.
     edges : LinkSharing
         Of all jobs.
     met : ndarray of int
@@ -219,35 +214,26 @@ class JobsOnLinks:
     met_edges : LinkSharing
     """
 
-    parts: tuple[FoldedEdges, ...]
-    capacity_Bps: FloatArray
     edges: LinkSharing
     met: IntArray
     met_edges: LinkSharing
 
     @classmethod
-    def of(cls, parts: Sequence[FoldedEdges], capacity_Bps: FloatArray) -> JobsOnLinks:
+    def of(cls, parts: Sequence[Edges]) -> JobsOnLinks:
         """Prepare the edges of some jobs."""
         lengths = np.concatenate([np.diff(part.pointers) for part in parts])
-        links = np.concatenate([part.links for part in parts])
-        crossings = np.concatenate([part.crossings for part in parts])
+        links = np.concatenate([part.arcs for part in parts])
         met = np.flatnonzero(_meeting_edges(parts, links, lengths))
         pointers = np.concatenate([[0], np.cumsum(lengths)])
-        at = ranges(pointers[met], lengths[met])
+        met_links = links[ranges(pointers[met], lengths[met])]
         return cls(
-            tuple(parts),
-            capacity_Bps,
-            LinkSharing.of(pointers, links, crossings),
+            LinkSharing.of(pointers, links),
             met,
-            LinkSharing.of(
-                np.concatenate([[0], np.cumsum(lengths[met])]), links[at], crossings[at]
-            ),
+            LinkSharing.of(np.concatenate([[0], np.cumsum(lengths[met])]), met_links),
         )
 
 
-def _meeting_edges(
-    parts: Sequence[FoldedEdges], links: IntArray, lengths: IntArray
-) -> NDArray[np.bool_]:
+def _meeting_edges(parts: Sequence[Edges], links: IntArray, lengths: IntArray) -> NDArray[np.bool_]:
     """Whether each edge is connected to an edge of another job through links; shape (edges,).
 
     `links`: of all edges, each of which crosses as many as `lengths` says.
@@ -255,8 +241,8 @@ def _meeting_edges(
     # Links of a job are marked one by one: it has some thousands, and a cluster has a million.
     is_used, is_met = np.zeros((2, int(links.max(initial=-1)) + 1), dtype=np.bool_)
     for part in parts:
-        is_met[part.links[is_used[part.links]]] = True
-        is_used[part.links] = True
+        is_met[part.arcs[is_used[part.arcs]]] = True
+        is_used[part.arcs] = True
     owner = np.repeat(np.arange(len(lengths)), lengths)
     meets, count = np.zeros(len(lengths), dtype=np.bool_), -1
     while count < (count := int(np.count_nonzero(meets))):
@@ -274,6 +260,7 @@ class _Solutions:
     """
 
     jobs: JobsOnLinks
+    capacity_Bps: FloatArray
     places: Sequence[slice]
     """Edges of each job."""
     alone: FloatArray
@@ -286,7 +273,7 @@ class _Solutions:
         last = self._last.get(name)
         if last is None or not np.array_equal(last[0], limits):
             rates = self.alone.copy()
-            rates[jobs.met] = jobs.met_edges.rates(jobs.capacity_Bps, limits)
+            rates[jobs.met] = jobs.met_edges.rates(self.capacity_Bps, limits)
             last = self._last[name] = limits, [rates[place] for place in self.places]
         return last[1]
 
@@ -295,42 +282,18 @@ class _Solutions:
 class LinkSharings:
     """Edges of jobs on a machine's links, prepared once: jobs that repeat themselves meet again."""
 
-    _alike: AlikeEdges | None = None
     _hops: int = 0
-    _kept: dict[tuple[FoldedEdges, ...], JobsOnLinks] = field(default_factory=dict)
-    _edges: int = 0
-    _unfolded: dict[tuple[FoldedEdges, bytes], FloatArray] = field(default_factory=dict)
-    """Rates of all edges, the same array for the same rates."""
+    _kept: dict[tuple[Edges, ...], JobsOnLinks] = field(default_factory=dict)
 
-    def know(self, capacity_Bps: FloatArray, carried: Sequence[Carried]) -> list[FoldedEdges]:
-        """Return the classes of edges of some stages, which may meet."""
-        if self._alike is None:
-            self._alike = AlikeEdges(capacity_Bps)
-        return self._alike.fold(carried)
-
-    def of(self, capacity_Bps: FloatArray, shares: Sequence[Share]) -> JobsOnLinks:
+    def of(self, parts: tuple[Edges, ...]) -> JobsOnLinks:
         """Return all edges of some jobs on their links."""
-        carried = [(share.stage, share.wire_bytes) for share in shares]
-        parts = tuple(self.know(capacity_Bps, carried))
         if parts in self._kept:
             return self._kept[parts]
-        assert self._alike is not None
-        jobs = JobsOnLinks.of(parts, self._alike.link_classes_Bps)
+        jobs = JobsOnLinks.of(parts)
         self._hops += len(jobs.edges.link)
         if self._hops <= MOST_HOPS:
             self._kept[parts] = jobs
         return jobs
-
-    def unfold(self, folded: FoldedEdges, rates_Bps: FloatArray) -> FloatArray:
-        """Return the rate of each edge."""
-        key = folded, rates_Bps.tobytes()
-        if key in self._unfolded:
-            return self._unfolded[key]
-        rates = folded.unfold(rates_Bps)
-        self._edges += len(rates)
-        if self._edges <= MOST_HOPS:
-            self._unfolded[key] = rates
-        return rates
 
 
 def shared_rates(
@@ -343,28 +306,19 @@ def shared_rates(
     limited to their averages, and the averages follow from the rates, in `AVERAGING_ROUNDS`
     iterations, or fewer where the rates stay what they are.
 
-    `sharings`: where edges are kept that meet again on the same links; None: each edge is solved.
+    `sharings`: where edges are kept that meet again on the same links.
     """
-    if sharings is None:
-        jobs = JobsOnLinks.of([FoldedEdges.of(s.stage.edges) for s in shares], capacity_Bps)
-        return _rates_on(jobs, shares)
-    jobs = sharings.of(capacity_Bps, shares)
-    return list(map(sharings.unfold, jobs.parts, _rates_on(jobs, shares)))
-
-
-def _rates_on(jobs: JobsOnLinks, shares: Sequence[Share]) -> list[FloatArray]:
-    """Return the rate of each job's edges, alike ones once."""
-    both = list(zip(jobs.parts, shares, strict=True))
-    caps = [folded.fold(share.stage.cap_Bps) for folded, share in both]
+    jobs = (sharings or LinkSharings()).of(tuple(share.stage.edges for share in shares))
+    caps = [share.stage.cap_Bps for share in shares]
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     places = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    alone = jobs.edges.rates(jobs.capacity_Bps, np.concatenate(caps))
+    alone = jobs.edges.rates(capacity_Bps, np.concatenate(caps))
     rates = [alone[place] for place in places]
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
-    solutions = _Solutions(jobs, places, alone)
+    solutions = _Solutions(jobs, capacity_Bps, places, alone)
     for _ in range(AVERAGING_ROUNDS):
-        uses = [_average(*each, part) for each, part in zip(both, rates, strict=True)]
+        uses = [_average(share, part) for share, part in zip(shares, rates, strict=True)]
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]
         if not any(slack):
             break
@@ -384,6 +338,6 @@ def _rates_on(jobs: JobsOnLinks, shares: Sequence[Share]) -> list[FloatArray]:
     return rates
 
 
-def _average(folded: FoldedEdges, share: Share, rates_Bps: FloatArray) -> FloatArray:
-    takes_s = max(share.takes_s(folded.unfold(rates_Bps)), SHORTEST_S)
-    return np.minimum(rates_Bps, folded.fold(share.wire_bytes) / takes_s)
+def _average(share: Share, rates_Bps: FloatArray) -> FloatArray:
+    takes_s = max(share.takes_s(rates_Bps), SHORTEST_S)
+    return np.minimum(rates_Bps, share.wire_bytes / takes_s)

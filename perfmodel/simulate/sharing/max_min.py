@@ -63,28 +63,20 @@ class LinkSharing:
     """Flow of each hop."""
     link: IntArray
     """Place in `used` of the link of each hop."""
-    crossings: FloatArray
-    """Flows for which the flow of each hop stands on its link."""
 
     @classmethod
-    def of(
-        cls, pointers: IntArray, arcs: IntArray, crossings: FloatArray | None = None
-    ) -> LinkSharing:
-        """Prepare flows; see `max_min_rates`.
-
-        `crossings`: of each hop; None: each flow stands for itself.
-        """
-        crossings = np.ones(len(arcs)) if crossings is None else crossings
+    def of(cls, pointers: IntArray, arcs: IntArray) -> LinkSharing:
+        """Prepare flows; see `max_min_rates`."""
         owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
         pointers = np.ascontiguousarray(pointers, dtype=np.int64)
         last = int(arcs.max(initial=-1))
         if last > FEW_HOPS * len(arcs):  # of a large cluster's links few are crossed
             used, link = np.unique(arcs, return_inverse=True)
-            return cls(used, pointers, owner, link, crossings)
+            return cls(used, pointers, owner, link)
         crossed = np.zeros(last + 1, dtype=np.bool_)
         crossed[arcs] = True
         used, place = np.flatnonzero(crossed), np.cumsum(crossed) - 1
-        return cls(used, pointers, owner, place[arcs], crossings)
+        return cls(used, pointers, owner, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
         """Return the rates of the flows; see `max_min_rates`."""
@@ -94,12 +86,12 @@ class LinkSharing:
         rates = np.full(flows, np.inf)
         loops = compiled_loops.loaded()
         if loops is not None and np.isfinite(spare_Bps).all():
-            loops.fill(self.pointers, self.link, self.crossings, spare_Bps, caps, rates)
+            loops.fill(self.pointers, self.link, spare_Bps, caps, rates)
             return rates
         open_flow = np.ones(flows, dtype=np.bool_)
-        flow_of, link_of, crossings = self.owner, self.link, self.crossings
+        flow_of, link_of = self.owner, self.link
         while open_flow.any():
-            count = np.bincount(link_of, crossings, minlength=links)
+            count = np.bincount(link_of, minlength=links)
             share = np.divide(spare_Bps, count, out=np.full(links, np.inf), where=count > 0)
             level = np.where(open_flow, caps, np.inf)
             np.minimum.at(level, flow_of, share[link_of])
@@ -115,7 +107,7 @@ class LinkSharing:
                 break
             self._take(spare_Bps, frozen, level)
             live = open_flow[flow_of]
-            flow_of, link_of, crossings = flow_of[live], link_of[live], crossings[live]
+            flow_of, link_of = flow_of[live], link_of[live]
         return rates
 
     def _take(self, spare_Bps: FloatArray, frozen: NDArray[np.bool_], level: FloatArray) -> None:
@@ -124,6 +116,6 @@ class LinkSharing:
         flows = flows[np.argsort(level[flows])]  # independent of the order of the flows
         lengths = self.pointers[flows + 1] - self.pointers[flows]
         hops = ranges(self.pointers[flows], lengths)
-        taken_Bps = np.repeat(level[flows], lengths) * self.crossings[hops]
+        taken_Bps = np.repeat(level[flows], lengths)
         np.subtract.at(spare_Bps, self.link[hops], taken_Bps)
         np.maximum(spare_Bps, 0.0, out=spare_Bps)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from perfmodel.library.corrections import Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.alike_collectives import SharesMet
-from perfmodel.simulate.sharing.alike_edges import AlikeEdges
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import (
@@ -56,28 +53,3 @@ def test_shares_are_solved_once_for_all_steps_and_simulations(
     with monkeypatch.context() as patch:
         patch.setattr(SharesMet, "of", lambda _, solve, *jobs: solve(*jobs))
         assert solved(12, UncontendedTimer(machine))[1] == ends_s
-
-
-def test_edges_that_meet_are_compared_once_for_machines_with_other_corrections(
-    switched_topology: Callable[..., Topology], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(switched_topology([1e9] * 4, [1e-6] * 4), load_library("plain"))
-    slower = machine.corrected(Corrections(residual=lambda _: 1.5))
-    mine, theirs = plan("mine", 4_000_000, 0.011), plan("theirs", 3_000_000, 0.017)
-
-    def ends_s(timer: UncontendedTimer) -> tuple[float, ...]:
-        run = simulate(mine, timer.machine, steps=5, timer=timer, background_jobs=[theirs])
-        return run.step_ends_s
-
-    timer, alone = UncontendedTimer(machine), UncontendedTimer(replace(slower))
-    usual_s, compared, refine = ends_s(timer), list[AlikeEdges](), AlikeEdges._refine
-
-    def noted(own: AlikeEdges) -> None:
-        compared.append(own)
-        refine(own)
-
-    monkeypatch.setattr(AlikeEdges, "_refine", noted)
-    assert ends_s(timer.on(slower)) != usual_s
-    assert not compared
-    assert ends_s(timer.on(slower)) == pytest.approx(ends_s(alone), rel=1e-12)
-    assert compared

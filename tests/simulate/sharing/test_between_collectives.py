@@ -14,7 +14,6 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.stream_network import stream_stage
 from perfmodel.simulate.sharing import between_collectives
-from perfmodel.simulate.sharing.alike_edges import FoldedEdges
 from perfmodel.simulate.sharing.between_collectives import (
     JobsOnLinks,
     LinkSet,
@@ -146,8 +145,7 @@ def test_edges_meet_through_others() -> None:
     """The second edge meets the other job through the first; the third meets nobody."""
     own = stream_stage([(0, 1), (1, 2), (3,)], [np.inf] * 3).edges
     other = stream_stage([(5, 0), (4,)], [np.inf] * 2).edges
-    parts = [FoldedEdges.of(own), FoldedEdges.of(other)]
-    assert JobsOnLinks.of(parts, np.ones(6)).met.tolist() == [0, 1, 3]
+    assert JobsOnLinks.of([own, other]).met.tolist() == [0, 1, 3]
 
 
 def test_messages_free_their_links_before_they_land(
