@@ -43,6 +43,16 @@ def same_for_all(value: np.float64 | np.int64, count: int) -> NDArray[Any]:
     return np.broadcast_to(value, count)
 
 
+def running_sum(values: FloatArray) -> FloatArray:
+    """Sum of the values before each, and of all of them; one longer."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def round_up(count: int, multiple: int) -> int:
+    """Return the least multiple that is no less than a count."""
+    return -(-count // multiple) * multiple
+
+
 def digest(*columns: NDArray[Any]) -> bytes:
     """16 bytes that tell arrays with unlike values apart: a key that holds no large array."""
     found = blake2b(digest_size=16)

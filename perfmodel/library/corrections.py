@@ -161,11 +161,6 @@ def kind_of_machine(topology: Topology) -> str:
     return f"{topology.gpu.generation}, {inside}, {network}"
 
 
-def spread_key(topology: Topology, op: str) -> str:
-    """Key of a kind of machine and collective in ``seen``."""
-    return f"{kind_of_machine(topology)}, {op}"
-
-
 @lru_cache(maxsize=4)
 def load_spread(path: Path | None = None) -> Spread:
     """Read the shipped spread, or another file of its shape.
@@ -194,10 +189,10 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL_SWEEPS:
+    kind = kind_of_machine(topology)
+    if spread.seen.get(f"{kind}, {op}", 0) >= SEVERAL_SWEEPS:
         return "several"
-    kind = kind_of_machine(topology) + ", "
-    return "few" if any(key.startswith(kind) for key in spread.seen) else "new"
+    return "few" if any(key.startswith(f"{kind}, ") for key in spread.seen) else "new"
 
 
 def datasheet_interval_s(

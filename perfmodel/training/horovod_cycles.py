@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.arrays import round_up
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
@@ -37,12 +38,7 @@ def buffer_bytes(threshold_bytes: float, ranks_per_host: int) -> int:
     (1024, 2048, 0)
     """
     unit = ranks_per_host * LARGEST_ITEM * ATOMIC_UNIT
-    return -(-int(threshold_bytes) // unit) * unit
-
-
-def padded(nbytes: int, padding: int) -> int:
-    """Round a size up to the padding of tensors in the buffer."""
-    return -(-nbytes // padding) * padding
+    return round_up(int(threshold_bytes), unit)
 
 
 def bit_vector_bytes(tensors: int) -> int:
@@ -127,7 +123,7 @@ class FusionRules:
         """Bytes that one reduction carries: a tensor alone needs no buffer, and no padding."""
         if len(members) == 1:
             return self.nbytes[members[0]]
-        return sum(padded(self.nbytes[member], self.padding) for member in members)
+        return sum(round_up(self.nbytes[member], self.padding) for member in members)
 
 
 SETTLING_ITERATIONS = 8
@@ -164,7 +160,7 @@ def run_cycles(
 def _run_cycles(
     rules: FusionRules, handed_s: Sequence[float], order: Sequence[int]
 ) -> tuple[Cycle, ...]:
-    sizes = [padded(nbytes, rules.padding) for nbytes in rules.nbytes]
+    sizes = [round_up(nbytes, rules.padding) for nbytes in rules.nbytes]
     rank = {member: place for place, member in enumerate(order)}
     period_s = max(rules.cycle_s, rules.agreement_s)  # from one idle cycle to the next
     cycles: list[Cycle] = []

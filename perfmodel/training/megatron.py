@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import IntArray, round_up
 from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.sharded import (
     MegatronStrategy,
@@ -120,17 +120,13 @@ def _one_buffer(
     starts: dict[int, int] = {}
     end, order = 0, sorted(trained, reverse=True)
     for tensor in order:
-        starts[tensor] = _padded(end, aligned)
+        starts[tensor] = round_up(end, aligned)
         end = starts[tensor] + workload.tensors[tensor].numel
         if (least is not None and end >= least) or tensor == order[-1]:
             places = tuple(starts), tuple(starts.values())
-            buckets.append(BufferBucket(len(buckets), *places, _padded(end, divisor)))
+            buckets.append(BufferBucket(len(buckets), *places, round_up(end, divisor)))
             starts, end = {}, 0
     return tuple(buckets)
-
-
-def _padded(elements: int, divisor: int) -> int:
-    return -(-elements // divisor) * divisor
 
 
 def owned_elements(

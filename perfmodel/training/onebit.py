@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from perfmodel.arrays import round_up
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.options import DdpOptions
@@ -63,7 +64,7 @@ def padded_elements(elements: int, ranks: int) -> int:
     1024
     """
     unit = ranks * (ranks * SIGNS_PER_BYTE // math.gcd(ranks, SIGNS_PER_BYTE))
-    return -(-elements // unit) * unit
+    return round_up(elements, unit)
 
 
 PIECE_ELEMENTS = 500_000_000

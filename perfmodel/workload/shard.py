@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from perfmodel.arrays import round_up
 from perfmodel.errors import Fault, failed, raise_faults
 
 ContextKind = Literal["ring", "ulysses", "all_gather"]
@@ -112,7 +113,7 @@ class Shard:
         if self.vocabulary_multiple is None:
             return vocabulary
         multiple = self.vocabulary_multiple * self.tensor
-        return -(-vocabulary // multiple) * multiple
+        return round_up(vocabulary, multiple)
 
 
 WHOLE = Shard()

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.arrays import round_up
 from perfmodel.training.horovod_cycles import (
     FusionRules,
     bit_vector_bytes,
     buffer_bytes,
     fuse_tensors,
-    padded,
     run_cycles,
 )
 from perfmodel.workload.model import ITEM_BYTES
@@ -145,7 +145,7 @@ def test_each_gradient_travels_once_and_no_buffer_overflows(
     assert sorted(itertools.chain(*groups)) == list(range(len(tensors)))
     for members in groups:
         assert len({dtypes[member] for member in members}) == 1
-        size = sum(padded(nbytes[member], padding) for member in members)
+        size = sum(round_up(nbytes[member], padding) for member in members)
         assert len(members) == 1 or size <= limit
     for cycle in cycles:
         latest = max(handed[member] for members in cycle.fused for member in members)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray, mix, parts_of
+from perfmodel.arrays import FloatArray, IntArray, mix, parts_of, running_sum
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify
 from perfmodel.library.lowering.lowered import Edges, Stage, ranges
@@ -115,7 +115,7 @@ class LinkUses:
         """
         weight = nbytes[self.order.edge]
         begins, ends = (
-            (_cumulative_sum(own), _cumulative_sum(own * at))
+            (running_sum(own), running_sum(own * at))
             for own, at in (
                 (weight, self.first),
                 (weight[self.by_end], self.end[self.by_end]),
@@ -144,7 +144,7 @@ class LinkUses:
         `nbytes`: in one repeat; shape (edges,).
         """
         weight = nbytes[self.order.edge]
-        begun, ended = _cumulative_sum(weight), _cumulative_sum(weight[self.by_end])
+        begun, ended = running_sum(weight), running_sum(weight[self.by_end])
 
         def busy(begun_until: IntArray, ended_until: IntArray) -> FloatArray:
             active_bytes = begun[begun_until] - ended[ended_until]
@@ -209,10 +209,6 @@ def _runs(ascending: IntArray) -> tuple[IntArray, IntArray]:
     begins = np.flatnonzero(np.diff(ascending, prepend=-1))  # no value is negative
     ends = np.append(begins, len(ascending))[1:]
     return np.repeat(begins, ends - begins), np.repeat(ends, ends - begins)
-
-
-def _cumulative_sum(values: FloatArray) -> FloatArray:
-    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 LARGE_STAGE_LINKS = 1 << 14

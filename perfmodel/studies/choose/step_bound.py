@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, RankGroup
+from perfmodel.arrays import FloatArray, IntArray, RankGroup, running_sum
 from perfmodel.memo import once
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.choose.layouts import CALLED_DIMENSIONS, LayoutCandidate
@@ -131,7 +131,7 @@ class StepBounds:
                     called_s[calls] = self._calls_s(sized, times, layers, groups)
                 forward_s[begin] += called_s[calls][0]
                 backward_s[begin] += called_s[calls][1]
-        return PricedShare(workload, _sums(forward_s), _sums(backward_s))
+        return PricedShare(workload, running_sum(forward_s), running_sum(backward_s))
 
     def _calls_s(
         self,
@@ -186,9 +186,9 @@ class StepBounds:
         held = np.array([[shape.part(s, chunk) for chunk in chunks_held] for s in range(stages)])
         bounds = (count / 2 if both_ways else count) * (forward_s + backward_s)[held].sum(axis=1)
         if not both_ways:
-            bounds = bounds + _sums(forward_s)[:stages]
+            bounds = bounds + running_sum(forward_s)[:stages]
         if candidate.schedule in WHOLE_BACKWARD:
-            bounds = bounds + _sums(backward_s)[:stages]
+            bounds = bounds + running_sum(backward_s)[:stages]
         return float(bounds.max())
 
     def _edges(
@@ -247,10 +247,6 @@ class StepBounds:
 def _is_timed(sized: SizedJob) -> bool:
     """Whether collectives take as long as alone, at least."""
     return what_if_of(sized.job.scenario).communication and sized.fidelity == "flow"
-
-
-def _sums(values: FloatArray) -> FloatArray:
-    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def _segments(sized: SizedJob) -> list[tuple[int, int]]:
