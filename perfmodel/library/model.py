@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -175,14 +175,6 @@ class Protocol(Sourced):
         return fits and (self.beyond is None or chunk_bytes > self.beyond)
 
 
-class StepChange(FileModel):
-    """Times of a step that differ from a protocol's own, by the kind of hop."""
-
-    nvlink: Seconds | None = None
-    pcie: Seconds | None = None
-    network: Seconds | None = None
-
-
 class Variant(FileModel):
     """Numbers of protocols that differ for some hardware or some algorithms.
 
@@ -195,7 +187,8 @@ class Variant(FileModel):
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     launch: Seconds | None = None
-    step: StepChange = StepChange()
+    step: Mapping[Literal["nvlink", "pcie", "network"], Seconds] = {}
+    """Latencies of a step that differ."""
     switch_efficiency: float | None = Field(None, gt=0, le=1)
     network_efficiency: float | None = Field(None, gt=0, le=1)
     staged_efficiency: float | None = Field(None, gt=0, le=1)
@@ -373,10 +366,10 @@ def _apply_variants(
 def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
     names = Variant.model_fields.keys() & (Protocol.model_fields.keys() - {"step"})
     changes = {name: getattr(variant, name) for name in names}
-    step = variant.step.model_dump(exclude_none=True)
+    step = cast("Mapping[str, float]", variant.step)
     return protocol.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
-        | ({"step": protocol.step.model_copy(update=step)} if step else {})
+        | {"step": protocol.step.model_copy(update=step)}
     )
 
 

@@ -79,9 +79,9 @@ engine       simulate/engine/plan_run.py            = reference on random plans:
                                                     reference/test_plan_processes
 ===========  =====================================  ==============================================
 
-Collectives that meet share links by classes of alike edges, one of which stands for all
-(`sharing/alike_edges.py`); groups of a communicator that run alike are found once for all
-machines with their links (`alike_groups.py`), and are one job (`flow/alike_collectives.py`).
+Edges of collectives that meet are prepared once (`sharing/between_collectives.py`); groups of a
+communicator that run alike are found once for all machines with their links (`alike_groups.py`),
+and are one job (`flow/alike_collectives.py`).
 
 Costs are from ``reports/benchmarks``. Max-min filling is written three times: to be read
 (`reference.py`), for arrays (`sharing/max_min.py`), and for the linked lists of the

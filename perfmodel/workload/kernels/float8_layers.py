@@ -85,7 +85,7 @@ def _ends(blocks: Sequence[str], float8: Float8) -> tuple[str, ...]:
 
 def _linear_names(workload: Workload, float8: Float8) -> dict[int, str]:
     """Names of the linear layers that a recipe takes, by place."""
-    experts = takes_experts(float8)
+    experts = _row(float8).get("experts", True)  # theirs too, and not linear layers alone
     return {
         place: layer.name
         for place, layer in enumerate(workload.layers)
@@ -362,11 +362,6 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
             joined=row.get("joined_with_copies", False) and transposes,
         ),
     )
-
-
-def takes_experts(float8: Float8) -> bool:
-    """Whether products of experts run in fp8, too, and not those of linear layers alone."""
-    return bool(_row(float8).get("experts", True))
 
 
 def operand_bytes(float8: Float8) -> float:

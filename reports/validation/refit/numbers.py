@@ -122,7 +122,7 @@ def stated(variant: Variant) -> dict[tuple[str, ...], float]:
     values: dict[tuple[str, ...], float | None] = {
         (field,): getattr(variant, field, None) for field in _KINDS
     }
-    values |= {("step", hop): value for hop, value in variant.step.model_dump().items()}
+    values |= {("step", hop): value for hop, value in variant.step.items()}
     return {field: value for field, value in values.items() if value is not None}
 
 
