@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.library.lowering.lowered import ranges
 
 
@@ -83,6 +84,10 @@ class LinkSharing:
         spare_Bps = capacity_Bps[self.used].astype(float)
         caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps.astype(float)
         rates = np.full(flows, np.inf)
+        loops = compiled_loops.loaded()
+        if loops is not None and np.isfinite(spare_Bps).all():
+            loops.fill(self.pointers, self.link, spare_Bps, caps, rates)
+            return rates
         open_flow = np.ones(flows, dtype=np.bool_)
         flow_of, link_of = self.owner, self.link
         while open_flow.any():

@@ -23,6 +23,7 @@ from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, TreeClocks
 from perfmodel.simulate.flow.transfers import cycle_s
+from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
 LOOPS = compiled_loops.load()
@@ -42,6 +43,17 @@ def both(find: Any) -> tuple[Any, Any]:
             patch.setattr(compiled_loops, "loaded", lambda loops=loops: loops)
             results.append(find())
     return results[0], results[1]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 20), st.booleans())
+def test_shares(seed: int, flows: int, links: int, capped: bool) -> None:
+    rng = np.random.default_rng(seed)
+    pointers = np.concatenate([[0], np.cumsum(rng.integers(0, 5, flows))])
+    arcs = rng.integers(0, links, pointers[-1])
+    capacity = rng.choice([0.0, 1e9, 2e9, 3.3e9], links)
+    caps = rng.choice([np.inf, 4e8, 7e8], flows) if capped else None
+    plain, compiled = both(lambda: max_min_rates(capacity, pointers, arcs, caps))
+    assert np.array_equal(plain, compiled)
 
 
 def test_arrays_of_a_single_edge_are_of_the_usual_type() -> None:
