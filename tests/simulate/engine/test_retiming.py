@@ -70,9 +70,11 @@ def test_other_works_links_and_slowdowns_at_once(
         simulate(with_works(plan, each.work_s), on, steps=steps, overlap_slowdown=each.slowdown)
         for each, on in zip(changes, (machine, machine, machine, other), strict=True)
     ]
-    found = RunOrder(plan, run).retime(changes).step_ends_s
+    found = RunOrder(plan, run).retime(changes)
     for column, simulated in enumerate(expected):
-        assert found[:, column] == pytest.approx(simulated.step_ends_s, rel=SAME)
+        ends_s = pytest.approx(simulated.step_ends_s, rel=SAME)
+        assert not found.are_in_order[column] or found.step_ends_s[:, column] == ends_s
+    assert found.are_in_order[:2].all() or slowdown > 1
 
 
 def test_collectives_that_would_meet_are_named() -> None:
