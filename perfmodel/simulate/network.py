@@ -171,9 +171,6 @@ class Network(ABC):
         """Where what was simulated is an approximation; none where it is exact."""
         return ()
 
-    def expect(self, calls: Iterable[CollectiveCall]) -> None:  # noqa: B027  # as below
-        """Take note of the collectives that a plan will run."""
-
     def collective(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1
     ) -> simpy.Event:

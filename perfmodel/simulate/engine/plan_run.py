@@ -87,7 +87,6 @@ class PlanRun:
         self._step_states: dict[int, StepState] = {}
         self._rendezvous = Rendezvous(self._participants, plan.classes)
         self._calls = calls_of(plan, self._participants)
-        network.expect(call for call in self._calls if call is not None)
         self._call_after(env.timeout(start_s), self._start_all)
 
     def _start_all(self) -> None:

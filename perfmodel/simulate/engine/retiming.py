@@ -293,8 +293,9 @@ class _Overlaps:
 
     def add(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> None:
         """Note a collective: in order if it is the last to start, and after work that is timed."""
+        slows_none = (end_s <= start_s) | (self.slowdowns == 1.0)
         for name in node.classes if self._slows else ():
-            self.are_in_order &= (start_s >= self._timed_s[name]) | (end_s <= start_s)
+            self.are_in_order &= (start_s >= self._timed_s[name]) | slows_none
             self._timed_s[name] = np.maximum(self._timed_s[name], start_s)
             self._of_class[name].append(_Interval(node.ended_s, start_s, end_s))
 
