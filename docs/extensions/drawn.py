@@ -59,7 +59,7 @@ def timeline_drawn(argument: str, body: str) -> Drawn:
         (title, _bars(yaml.safe_dump(asked))) for title, asked in yaml.safe_load(body).items()
     ]
     tables = [f"{title}:\n\n{step_timelines.markdown_of(bars)}" for title, bars in pictures]
-    return Drawn(step_timelines.figure_of(pictures), "\n\n".join(tables))
+    return Drawn(step_timelines.figure_of(pictures), "\n\n".join([*tables, step_timelines.NOTE]))
 
 
 @lru_cache(maxsize=64)
