@@ -17,6 +17,7 @@ import perfmodel as pm
 from docs.extensions import (
     accuracy_tables,
     api_pages,
+    catalog_tables,
     routes,
     schedule_steps,
     step_timelines,
@@ -40,6 +41,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "published-trainings": accuracy_tables.published_trainings,
     "grades": accuracy_tables.grades,
     "matrix": accuracy_tables.matrix,
+}
+CATALOGS: Mapping[str, Callable[[], str]] = {
+    "algorithms": catalog_tables.algorithms,
+    "prices": catalog_tables.prices,
+    "failures": catalog_tables.failures,
 }
 
 
@@ -92,6 +98,12 @@ def support_drawn(argument: str, body: str) -> Drawn:
 _support = lru_cache(maxsize=8)(support_tables.support)
 
 
+def catalog_drawn(argument: str, body: str) -> Drawn:
+    """Tables of algorithms and prices that ship, by name."""
+    del body
+    return Drawn("", CATALOGS[argument]())
+
+
 def docstring_drawn(argument: str, body: str) -> Drawn:
     """What autodoc shows, in Markdown."""
     del argument
@@ -104,6 +116,7 @@ DRAWN: Mapping[str, Callable[[str, str], Drawn]] = {
     "routes": routes_drawn,
     "accuracy": table_drawn,
     "support": support_drawn,
+    "catalog": catalog_drawn,
     "eval-rst": docstring_drawn,
 }
 """By directive; ``eval-rst`` is Sphinx's own."""
