@@ -9,7 +9,7 @@ from html import escape
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.timeline import Span, assign_lanes
 
-WIDTH, LEFT = 760, 128
+WIDTH, LEFT = 760, 150
 ROW = 34
 LEAST_SHARE = 0.004
 """Part of the step below which a bar is not drawn."""
@@ -108,7 +108,7 @@ def _alike(one: Bar, other: Bar) -> bool:
 NOTE = (
     f"Pauses below {LEAST_GAP:.0%} of the step, and copies in them, are painted over; "
     f"what is shorter than {LEAST_SHARE:.1%} is not drawn."
-).replace("%", " %")
+).replace("%", "\N{NO-BREAK SPACE}%")
 """What each picture leaves out."""
 
 
