@@ -88,13 +88,13 @@ def _page(word: Word) -> str:
 
 
 def docstring_markdown(path: str) -> str:
-    """Signature and docstring of an object, and of its methods, as Markdown."""
+    """Signature and docstring of an object, and of its methods of all kinds, as Markdown."""
     module, _, name = path.rpartition(".")
     target = getattr(import_module(module), name)
     lines = list(_described(name, target))
     if inspect.isclass(target) and not issubclass(target, Exception):
-        for member, value in inspect.getmembers(target, inspect.isfunction):
-            if not member.startswith("_") and value.__module__.startswith("perfmodel"):
+        for member, value in inspect.getmembers(target, inspect.isroutine):
+            if member[0] != "_" and (value.__module__ or "").startswith("perfmodel"):
                 lines += ["", f"## {member}", "", *_described(member, value)]
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ import perfmodel as pm
 from docs.extensions import (
     accuracy_tables,
     api_pages,
+    catalog_tables,
     routes,
     schedule_steps,
     step_timelines,
@@ -41,6 +42,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "grades": accuracy_tables.grades,
     "matrix": accuracy_tables.matrix,
 }
+CATALOGS: Mapping[str, Callable[[], str]] = {
+    "algorithms": catalog_tables.algorithms,
+    "prices": catalog_tables.prices,
+    "failures": catalog_tables.failures,
+}
 
 
 def schedule_drawn(argument: str, body: str) -> Drawn:
@@ -59,7 +65,7 @@ def timeline_drawn(argument: str, body: str) -> Drawn:
         (title, _bars(yaml.safe_dump(asked))) for title, asked in yaml.safe_load(body).items()
     ]
     tables = [f"{title}:\n\n{step_timelines.markdown_of(bars)}" for title, bars in pictures]
-    return Drawn(step_timelines.figure_of(pictures), "\n\n".join(tables))
+    return Drawn(step_timelines.figure_of(pictures), "\n\n".join([*tables, step_timelines.NOTE]))
 
 
 @lru_cache(maxsize=64)
@@ -92,6 +98,12 @@ def support_drawn(argument: str, body: str) -> Drawn:
 _support = lru_cache(maxsize=8)(support_tables.support)
 
 
+def catalog_drawn(argument: str, body: str) -> Drawn:
+    """Tables of algorithms and prices that ship, by name."""
+    del body
+    return Drawn("", CATALOGS[argument]())
+
+
 def docstring_drawn(argument: str, body: str) -> Drawn:
     """What autodoc shows, in Markdown."""
     del argument
@@ -104,6 +116,7 @@ DRAWN: Mapping[str, Callable[[str, str], Drawn]] = {
     "routes": routes_drawn,
     "accuracy": table_drawn,
     "support": support_drawn,
+    "catalog": catalog_drawn,
     "eval-rst": docstring_drawn,
 }
 """By directive; ``eval-rst`` is Sphinx's own."""

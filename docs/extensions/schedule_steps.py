@@ -92,7 +92,10 @@ def markdown_of(schedule: Schedule) -> str:
         for rank, row in enumerate(ranks):
             cells = " | ".join(_ranks(each) for each in row)
             lines.append(f"| {number or 'start'} | {rank} | {cells} |")
-    words = [f"{number}. {step_words(step)}." for number, step in enumerate(steps, 1)]
+    words = [
+        f"{number}. {step_words(step)}. {_sent(schedule, step)}"
+        for number, step in enumerate(steps, 1)
+    ]
     return "\n".join([*words, "", *lines])
 
 
@@ -106,18 +109,20 @@ def _ranks(held: frozenset[int]) -> str:
 def figures_of(schedule: Schedule, title: str) -> str:
     """All steps as HTML: a picture each, of which a page with scripts shows one at a time."""
     steps = steps_of(schedule)
-    total = schedule.nbytes
     start = _figure(schedule, None, steps[0].before, f"{title}: every rank has its own numbers.")
     shown = [start]
     for number, step in enumerate(steps, 1):
-        most = max(step.sent) / total
-        caption = (
-            f"Step {number} of {len(steps)}. {_what(step)} "
-            f"So far a rank has sent {most:.3g} K, with K the bytes of its buffer."
-        )
+        caption = f"Step {number} of {len(steps)}. {_what(step)} {_sent(schedule, step)}"
         shown.append(_figure(schedule, step, step.after, caption))
     figures = "\n".join(shown)
     return f'<div class="schedule-steps" aria-label="{escape(title)}">\n{figures}\n</div>\n'
+
+
+def _sent(schedule: Schedule, step: Step) -> str:
+    """How much ranks have sent up to here, of the bytes of a buffer."""
+    most = "at most " if len(set(step.sent)) > 1 else ""
+    sent = f"{max(step.sent) / schedule.nbytes:.3g} K"
+    return f"So far a rank has sent {most}{sent}, with K the bytes of its buffer."
 
 
 def _what(step: Step) -> str:

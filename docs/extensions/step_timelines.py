@@ -9,7 +9,7 @@ from html import escape
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.timeline import Span, assign_lanes
 
-WIDTH, LEFT = 760, 128
+WIDTH, LEFT = 760, 150
 ROW = 34
 LEAST_SHARE = 0.004
 """Part of the step below which a bar is not drawn."""
@@ -24,17 +24,21 @@ HOST_KIND = "issue"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that a stream does, in seconds from the start of the step."""
+    """Something that a stream does, in seconds from the start of the step.
+
+    `busy_s`: how long it does so; shorter than the bar where short pauses are painted over.
+    """
 
     row: str
     kind: str
     label: str
     start_s: float
     end_s: float
+    busy_s: float
 
 
 def bars_of(size: SizeResult) -> list[Bar]:
-    """Bars of the last step that was simulated; copies count as what they are among."""
+    """Bars of the last step that was simulated; without what is too short to be seen."""
     timeline = size.timeline
     last = timeline.spans[-1].step
     kinds = (*KINDS, HOST_KIND) if size.limit == "host" else KINDS
@@ -44,11 +48,11 @@ def bars_of(size: SizeResult) -> list[Bar]:
     bars = []
     for row, own in _rows(spans, several_classes=len(timeline.classes) > 1):
         drawn = [
-            Bar(row, each.kind, _label(each, several), max(0.0, each.start_s - begin), end_s)
+            Bar(row, each.kind, _label(each, several), start_s, end_s, end_s - start_s)
             for each in own
-            if (end_s := each.end_s - begin) > 0
+            if (end_s := each.end_s - begin) > (start_s := max(0.0, each.start_s - begin))
         ]
-        bars += _merged(drawn, LEAST_GAP * size.step_time_s)
+        bars += _merged(drawn, size.step_time_s)
     return [each for each in bars if each.end_s - each.start_s > LEAST_SHARE * size.step_time_s]
 
 
@@ -68,17 +72,28 @@ def _label(span: Span, several: bool) -> str:
     return str(span.micro_batch) if several and span.kind in ("forward", "backward") else ""
 
 
-def _merged(bars: Iterable[Bar], gap_s: float) -> list[Bar]:
-    """Join what follows its like at once; short copies belong to what they are among."""
-    merged: list[Bar] = []
+def _merged(bars: Sequence[Bar], step_s: float) -> list[Bar]:
+    """Join what follows its like at once; copies among what is joined are not drawn."""
+    work = _joined((each for each in bars if each.kind != "copy"), LEAST_GAP * step_s)
+    copies = [
+        each
+        for each in bars
+        if each.kind == "copy"
+        and not any(over.start_s <= each.start_s and each.end_s <= over.end_s for over in work)
+    ]
+    joined = [*work, *_joined(copies, LEAST_SHARE * step_s)]
+    return sorted(joined, key=lambda each: each.start_s)
+
+
+def _joined(bars: Iterable[Bar], gap_s: float) -> list[Bar]:
+    joined: list[Bar] = []
     for bar in bars:
-        last = merged[-1] if merged else None
-        close = last is not None and bar.start_s - last.end_s < gap_s
-        if last and close and (bar.kind == "copy" or _alike(last, bar)):
-            merged[-1] = replace(last, end_s=bar.end_s)
+        last = joined[-1] if joined else None
+        if last and bar.start_s - last.end_s < gap_s and _alike(last, bar):
+            joined[-1] = replace(last, end_s=bar.end_s, busy_s=last.busy_s + bar.busy_s)
         else:
-            merged.append(bar)
-    return merged
+            joined.append(bar)
+    return joined
 
 
 def _alike(one: Bar, other: Bar) -> bool:
@@ -90,12 +105,20 @@ def _alike(one: Bar, other: Bar) -> bool:
 # ---------------------------------------------------------------- in words
 
 
+NOTE = (
+    f"Pauses below {LEAST_GAP:.0%} of the step, and copies in them, are painted over; "
+    f"what is shorter than {LEAST_SHARE:.1%} is not drawn."
+).replace("%", "\N{NO-BREAK SPACE}%")
+"""What each picture leaves out."""
+
+
 def markdown_of(bars: Sequence[Bar]) -> str:
     """Return the bars as a table."""
-    lines = ["| stream | what | from, ms | to, ms |", "|---|---|---|---|"]
+    lines = ["| stream | what | from, ms | to, ms | busy, ms |", "|---|---|---|---|---|"]
     for bar in bars:
         what = f"{bar.kind} {bar.label}".strip()
-        lines.append(f"| {bar.row} | {what} | {bar.start_s * 1e3:.4g} | {bar.end_s * 1e3:.4g} |")
+        times = " | ".join(f"{at * 1e3:.4g}" for at in (bar.start_s, bar.end_s, bar.busy_s))
+        lines.append(f"| {bar.row} | {what} | {times} |")
     return "\n".join(lines)
 
 
@@ -124,13 +147,17 @@ def figure_of(pictures: Sequence[tuple[str, Sequence[Bar]]]) -> str:
     titles = escape(" and ".join(title for title, _ in pictures))
     return (
         f'<figure class="step-timeline"><svg viewBox="0 0 {WIDTH + 16} {y + 30}" role="img"'
-        f' aria-label="{titles}">{"".join(parts)}</svg><figcaption>{legend}</figcaption></figure>\n'
+        f' aria-label="{titles}">{"".join(parts)}</svg>'
+        f"<figcaption>{legend}<p>{NOTE}</p></figcaption></figure>\n"
     )
 
 
 def _bar(bar: Bar, y: int, per_s: float) -> str:
     x, width = LEFT + bar.start_s * per_s, (bar.end_s - bar.start_s) * per_s
-    hint = f"{bar.kind} {bar.label}: {bar.start_s * 1e3:.4g} to {bar.end_s * 1e3:.4g} ms"
+    hint = (
+        f"{bar.kind} {bar.label}".strip()
+        + f": {bar.start_s * 1e3:.4g} to {bar.end_s * 1e3:.4g} ms, busy {bar.busy_s * 1e3:.4g} ms"
+    )
     rect = (
         f'<rect class="{bar.kind}" x="{x:.1f}" y="{y + 3}" width="{max(0.5, width - 0.6):.1f}"'
         f' height="{ROW - 8}" rx="2"><title>{escape(hint)}</title></rect>'

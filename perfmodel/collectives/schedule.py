@@ -166,8 +166,9 @@ class Schedule:
         nbytes : int
             Size as nccl-tests counts it (the whole buffer).
         rounds : iterable of iterables of tuples
-            Arrays of integers with a row for each send do as well. A fifth entry is the number of
-            the chunk at the receiver, where it is another.
+            Arrays of integers with a row for each send do as well. Of ``(src, dst, chunk, adds,
+            into)``, `into` is the number of the chunk at the receiver, where it is another; both
+            chunks have one size.
         collective : str
             What the ranks hold at first and at the end: "all_reduce", "reduce_scatter",
             "all_gather", "broadcast", "reduce", "scatter", "gather" or "all_to_all" (whose chunks

@@ -33,6 +33,17 @@ def test_bars_of_a_stream_do_not_overlap(main) -> None:
     assert compute[-1].end_s <= main.step_time_s * (1 + 1e-9)
 
 
+def test_copies_after_backward_are_not_drawn_as_backward() -> None:
+    """What nothing hides must not lie below a bar of kernels: DataParallel reduces after it."""
+    main = pm.run("dataparallel-against-ddp").main
+    bars = [bar for bar in bars_of(main) if bar.row.startswith("gpu 0: ")]
+    (backward,) = (bar for bar in bars if bar.kind == "backward")
+    _, reduced = (bar for bar in bars if bar.kind == "communication")
+    assert backward.end_s <= reduced.start_s + 1e-9
+    busy_s = sum(bar.busy_s for bar in bars if bar.kind == "communication")
+    assert busy_s == pytest.approx(main.exposed_comm_s, rel=5e-3)  # tiny ones are not drawn
+
+
 def test_the_axis_has_round_numbers(main) -> None:
     figure = figure_of([("a step", bars_of(main))])
     assert ">0 ms<" in figure

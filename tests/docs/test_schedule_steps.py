@@ -39,6 +39,14 @@ def test_captions_have_what_a_rank_of_a_ring_sends(ranks: int) -> None:
     assert float(last) == pytest.approx(2 * (ranks - 1) / ranks, rel=1e-2)
 
 
+@pytest.mark.parametrize(("algorithm", "most"), [("ring", ""), ("binomial", "at most ")])
+def test_what_not_all_ranks_send_is_called_a_maximum(algorithm: str, most: str) -> None:
+    """Two leaves of four ranks send once up a tree, and nothing down."""
+    schedule = maker("all_reduce", algorithm)(4, 1024)
+    for text in (markdown_of(schedule), figures_of(schedule, algorithm)):
+        assert f"a rank has sent {most}{2 if most else 1.5} K" in text
+
+
 def test_words_say_what_pictures_show() -> None:
     schedule = maker("all_reduce", "ring")(2, 512)
     steps = steps_of(schedule)

@@ -330,7 +330,10 @@ def explain_gains(options: Iterable[PlanOption], bases: Mapping[str, Step]) -> I
             why = f"its limit is {bases[name].bottleneck}, here {step.bottleneck}"
             if bases[name].memory_bytes > step.memory_bytes:
                 alone, here = (format_bytes(s.memory_bytes) for s in (bases[name], step))
-                why = f"a GPU holds {alone} and updates more of it than here, of {here}"
+                why = (
+                    f"a GPU would hold {alone}, here {here}; the more GPUs share the model's "
+                    "weights and optimizer states, the fewer of them each has to update in a step"
+                )
             yield f"{name} is {100 * efficiency:.0f} % efficient on {gpus}: at 100 % {why}."
 
 

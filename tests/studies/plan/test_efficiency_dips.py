@@ -72,8 +72,8 @@ def test_more_than_100_percent_says_what_is_100(option):
     (alone,) = options_of(option, {1: 1.0})
     base = replace(alone.step, memory_bytes=100 * 2**30)
     (sentence,) = explain_gains(options, {"p4d": base})
-    assert sentence.startswith("p4d is 123 % efficient on 16 GPUs: at 100 % a GPU holds 100 GiB")
-    assert "and updates more of it than here, of 953.7 MiB" in sentence
+    assert sentence.startswith("p4d is 123 % efficient on 16 GPUs: at 100 % a GPU would hold 100")
+    assert "100 GiB, here 953.7 MiB; the more GPUs share the model's weights" in sentence
     limited = replace(alone.step, bottleneck="each host's NIC")
     (sentence,) = explain_gains(options, {"p4d": limited})
     assert sentence.endswith("at 100 % its limit is each host's NIC, here compute.")
