@@ -6,23 +6,26 @@ when the call is cancelled or its time is over. Nothing is kept between calls.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from perfmodel.api.names import Kind, describe_names
 from perfmodel.errors import (
     Fault,
     InputError,
     PerfmodelError,
     allowed_names,
+    raise_faults,
     refuse_if,
     require_installed,
 )
@@ -43,8 +46,10 @@ Tell = Callable[..., None]
 INSTRUCTIONS = (
     "Predicts steps of distributed training on hardware that need not exist: how long, limited by "
     "what, at what cost. Questions are scenarios, by name or as all of their fields: the tool "
-    "'schema' has these. Numbers are in SI units; predictions have 80 % intervals. What is wrong "
-    "in a question is named with its field, what was found and what is allowed."
+    "'names' lists scenarios, models, machines and others, 'schema' has the fields. An answer may "
+    "be large: 'answer_fields' says which of its fields to return. Numbers are in SI units; "
+    "predictions have 80 % intervals. What is wrong in a question is named with its field, what "
+    "was found and what is allowed."
 )
 
 ScenarioField = Annotated[
@@ -64,11 +69,24 @@ Fidelity = Annotated[
 ]
 
 
+LONG_CHARACTERS = 20_000
+"""Of an answer in JSON that stands in the text, too."""
+LARGE_CHARACTERS = 5_000
+"""Of a field of an answer whose size is said, where the answer is long."""
+
+
 class Call(FileModel):
     """What every tool takes."""
 
+    smaller: ClassVar[str] = ""
+    """What makes a question take less time, as a phrase."""
+
     time_limit_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="give up after so long; default: as the server was started"
+    )
+    answer_fields: list[str] | None = Field(
+        default=None,
+        description="top-level fields of the answer to return; default: all. It takes as long",
     )
 
 
@@ -88,17 +106,23 @@ class Question(Study):
 class Run(Question):
     """Predict the step of a scenario at its cluster sizes: time, what limits it, scaling."""
 
+    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes, fidelity 'flow'"
+
     fidelity: Fidelity = None
 
 
 class Tune(Question):
     """Find the best gradient buckets, or the best settings of another strategy than DDP."""
 
+    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes"
+
     horovod: bool = Field(default=False, description="Horovod's fusion threshold as well")
 
 
 class Sweep(Question):
     """Answer many variants of a scenario: of its section 'sweep', or of 'grid' and 'zip'."""
+
+    smaller = "fewer values in 'grid' and 'zip', fewer nodes"
 
     grid: Values = None
     zip: Values = None
@@ -107,13 +131,19 @@ class Sweep(Question):
 class Plan(Question):
     """Compare the candidate clusters of a scenario's section 'plan': time, cost, failures."""
 
+    smaller = "fewer candidates, and fewer numbers of nodes of each"
+
 
 class Advise(Question):
     """Say what to change in a scenario: each change alone, and the best few together."""
 
+    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes"
+
 
 class Compare(Study):
     """Put scenarios, or variations of the first one, side by side: what changed, and why."""
+
+    smaller = "fewer scenarios, smaller ones, 'attribute' false"
 
     scenarios: Annotated[list[ScenarioField], Field(min_length=1)] = Field(
         description="after the first also dotted fields that differ from it"
@@ -127,11 +157,17 @@ class Cluster(Call):
     topology: str = Field(description="a machine such as 'dgx-a100', or a path")
     nodes: Nodes = Field(default=1, description="how many of these machines")
     gpus_per_node: Parts | None = Field(default=None, description="default: all of them")
-    fabric: str | None = Field(default=None, description="network between them, by name")
+    fabric: str | None = Field(
+        default=None,
+        description="shape of the network between them, such as 'rail-optimised'; needed for "
+        "several nodes, whose NICs say whether it is InfiniBand or Ethernet",
+    )
 
 
 class Collective(Cluster, Study):
     """Time a collective over all GPUs of a machine by size, as nccl-tests would print it."""
+
+    smaller = "fewer and smaller 'sizes', fewer nodes, fidelity 'flow'"
 
     op: Op = "all_reduce"
     sizes: Annotated[list[int | str], Field(min_length=1)] = Field(
@@ -147,6 +183,8 @@ class Collective(Cluster, Study):
 class Topology(Cluster):
     """Describe a machine or a cluster: devices, links, paths, sources; its graph if asked."""
 
+    smaller = "fewer nodes, 'graph' false"
+
     graph: bool = Field(default=False, description="every device and link, as node-link data")
 
 
@@ -155,6 +193,12 @@ class Schema(Call):
 
     kind: Literal["scenario", "topology"] = "scenario"
     section: str | None = Field(default=None, description="such as 'strategy' or 'plan'")
+
+
+class Names(Call):
+    """List what there is by name, with a line on each: scenarios, models, machines and others."""
+
+    kind: Kind
 
 
 TOOLS: Mapping[str, type[Call]] = {
@@ -167,6 +211,7 @@ TOOLS: Mapping[str, type[Call]] = {
     "collective": Collective,
     "topology": Topology,
     "schema": Schema,
+    "names": Names,
 }
 
 
@@ -182,12 +227,27 @@ def serve(limit_s: float) -> None:
 async def _serve(limit_s: float) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
-    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    from mcp.types import (
+        CallToolResult,
+        ListToolsResult,
+        TextContent,
+        Tool,
+        ToolAnnotations,
+    )
+
+    harmless = ToolAnnotations(
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    )
 
     async def list_tools(*_: object) -> ListToolsResult:
         return ListToolsResult(
             tools=[
-                Tool(name=name, description=kind.__doc__, input_schema=kind.model_json_schema())
+                Tool(
+                    name=name,
+                    description=kind.__doc__,
+                    input_schema=kind.model_json_schema(),
+                    annotations=harmless,
+                )
                 for name, kind in TOOLS.items()
             ]
         )
@@ -199,7 +259,10 @@ async def _serve(limit_s: float) -> None:
             )
         except PerfmodelError as error:
             return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
-        return CallToolResult(content=[TextContent(text=text)], structured_content=document)
+        texts = in_text(text, document, whole=params.name == "schema")
+        return CallToolResult(
+            content=[TextContent(text=each) for each in texts], structured_content=document
+        )
 
     server = Server(
         "perfmodel",
@@ -243,8 +306,10 @@ async def _answer_call(
                 done = said if len(said) > 1 else (told, None, said[0])
                 await context.session.report_progress(*done)
     except TimeoutError:
-        allowed = "a longer limit, or a smaller question"
-        raise InputError(Fault("time_limit_s", f"no answer in {limit_s:g} s", allowed)) from None
+        found = f"{limit_s:g}, and no answer after so many seconds"
+        smaller = f"a smaller question: {given.smaller}" if given.smaller else "another question"
+        allowed = f"a longer limit, or {smaller} ('answer_fields' saves no time)"
+        raise InputError(Fault("time_limit_s", found, allowed)) from None
     except EOFError:
         raise PerfmodelError(f"{tool}: its process ended without an answer") from None
     finally:
@@ -257,6 +322,21 @@ def _end(worker: BaseProcess) -> None:
         os.killpg(worker.pid or 0, signal.SIGTERM)
     worker.terminate()
     worker.join()
+
+
+def in_text(text: str, document: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """Add to the lines for people the JSON where it is short or wanted whole, and what is large."""
+    written = json.dumps(document)
+    if len(written) <= LONG_CHARACTERS:
+        return [text, written]
+    sizes = {name: len(json.dumps(value)) for name, value in document.items()}
+    large = {name: size for name, size in sizes.items() if size >= LARGE_CHARACTERS}
+    note = (
+        f"The answer has {len(written):,} characters of JSON, of which "
+        f"{', '.join(f'{name} {size:,}' for name, size in large.items()) or 'no field many'}; "
+        f"'answer_fields' chooses from {', '.join(sizes)}."
+    )
+    return [text, note, written] if whole else [text, note]
 
 
 # ---------------------------------------------------------------- in the process of a call
@@ -272,7 +352,8 @@ def work(answers: connection.Connection, tool: str, given: Call) -> None:
         answers.send(("progress", *done))
 
     try:
-        answers.send(("answer", *answer(tool, given, tell)))
+        text, document = answer(tool, given, tell)
+        answers.send(("answer", text, select(document, given.answer_fields)))
     except (PerfmodelError, OSError) as error:
         is_known = isinstance(error, PerfmodelError)
         answers.send(("error", error if is_known else PerfmodelError(str(error))))
@@ -288,10 +369,13 @@ def _end_with_server() -> None:
 
 def answer(tool: str, given: Call, tell: Tell) -> Answer:
     """Answer a call, as the command of its name does."""
-    arguments = given.model_dump(exclude={"time_limit_s"})
+    arguments = given.model_dump(exclude={"time_limit_s", "answer_fields"})
     if tool == "schema":
         named = arguments["section"] or arguments["kind"]
         return f"JSON Schema of a {named}", schema_document(**arguments)
+    if tool == "names":
+        names = describe_names(**arguments)
+        return f"{len(names)} {arguments['kind']}", {"names": dict(names)}
     if tool == "topology":
         return _describe(**arguments)
 
@@ -300,6 +384,18 @@ def answer(tool: str, given: Call, tell: Tell) -> Answer:
     asked = [arguments.pop("scenarios")] if tool == "compare" else []
     shown = getattr(perfmodel, tool)(*asked, **arguments, progress=tell)
     return shown.to_text(), shown.to_json()
+
+
+def select(document: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Return some fields of an answer; None: all. Raises `InputError`: fields that it lacks."""
+    if names is None:
+        return document
+    raise_faults(
+        Fault("answer_fields", repr(name), allowed_names(document, name, limit=len(document)))
+        for name in names
+        if name not in document
+    )
+    return {name: document[name] for name in names}
 
 
 def _describe(*, graph: bool, **cluster: Any) -> Answer:

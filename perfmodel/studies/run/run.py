@@ -196,8 +196,10 @@ _SENTENCES = (
     ("any", "The model's tensors are {dtypes}, its layers compute in {precision}."),
     (
         "transposed",
-        "compute.channels_last is false: images are transposed for each convolution on tensor "
-        "cores, which 'channels_last: true' (torch.channels_last in PyTorch) spares.",
+        (
+            "compute.channels_last is false: images are transposed for each convolution on tensor "
+            "cores, which 'channels_last: true' (torch.channels_last in PyTorch) spares."
+        ),
     ),
     ("loops", "Copies to and from servers do not slow compute down."),
     ("quick overlap", "Compute is as quick beside a collective as alone."),
