@@ -23,6 +23,7 @@ import perfmodel
 from perfmodel.api.agents import TOOLS as CALLS
 from perfmodel.api.names import describe_names
 from perfmodel.cli.app import app
+from tests.docs.pages import DOCS, blocks, is_alike
 
 RUN = CliRunner()
 TOOLS = {
@@ -199,6 +200,24 @@ def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
     _, note, written = texts_of(schema)
     assert json.loads(written) == schema.structured_content
     assert "$defs" in note
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="pages stand in a checkout only")
+def test_the_page_shows_how_a_host_starts_it_and_a_call() -> None:
+    host, call, lines, fields = [
+        block.body for block in blocks((DOCS / "reference/agents.md").read_text("utf-8"))
+    ]
+    started = json.loads(host)["mcpServers"]["perfmodel"]
+    assert started == {"command": "perfmodel", "args": ["mcp"]}
+    asked = json.loads(call)
+
+    async def talk(client: Client) -> CallToolResult:
+        return await client.call_tool(asked["name"], asked["arguments"])
+
+    answer = ask(talk)
+    assert is_alike(lines, text_of(answer))
+    assert texts_of(answer)[1] == fields.strip()
+    assert answer.structured_content == json.loads(fields)
 
 
 def test_names_are_those_that_commands_list() -> None:
