@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -78,9 +78,6 @@ LARGE_CHARACTERS = 5_000
 class Call(FileModel):
     """What every tool takes."""
 
-    smaller: ClassVar[str] = ""
-    """What makes a question take less time, as a phrase."""
-
     time_limit_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="give up after so long; default: as the server was started"
     )
@@ -106,23 +103,17 @@ class Question(Study):
 class Run(Question):
     """Predict the step of a scenario at its cluster sizes: time, what limits it, scaling."""
 
-    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes, fidelity 'flow'"
-
     fidelity: Fidelity = None
 
 
 class Tune(Question):
     """Find the best gradient buckets, or the best settings of another strategy than DDP."""
 
-    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes"
-
     horovod: bool = Field(default=False, description="Horovod's fusion threshold as well")
 
 
 class Sweep(Question):
     """Answer many variants of a scenario: of its section 'sweep', or of 'grid' and 'zip'."""
-
-    smaller = "fewer values in 'grid' and 'zip', fewer nodes"
 
     grid: Values = None
     zip: Values = None
@@ -131,19 +122,13 @@ class Sweep(Question):
 class Plan(Question):
     """Compare the candidate clusters of a scenario's section 'plan': time, cost, failures."""
 
-    smaller = "fewer candidates, and fewer numbers of nodes of each"
-
 
 class Advise(Question):
     """Say what to change in a scenario: each change alone, and the best few together."""
 
-    smaller = "one cluster size ('scale': null in 'fields'), fewer nodes"
-
 
 class Compare(Study):
     """Put scenarios, or variations of the first one, side by side: what changed, and why."""
-
-    smaller = "fewer scenarios, smaller ones, 'attribute' false"
 
     scenarios: Annotated[list[ScenarioField], Field(min_length=1)] = Field(
         description="after the first also dotted fields that differ from it"
@@ -167,8 +152,6 @@ class Cluster(Call):
 class Collective(Cluster, Study):
     """Time a collective over all GPUs of a machine by size, as nccl-tests would print it."""
 
-    smaller = "fewer and smaller 'sizes', fewer nodes, fidelity 'flow'"
-
     op: Op = "all_reduce"
     sizes: Annotated[list[int | str], Field(min_length=1)] = Field(
         default=["1 KiB", "1 MiB", "1 GiB"], description="bytes, or text such as '1 MiB'"
@@ -182,8 +165,6 @@ class Collective(Cluster, Study):
 
 class Topology(Cluster):
     """Describe a machine or a cluster: devices, links, paths, sources; its graph if asked."""
-
-    smaller = "fewer nodes, 'graph' false"
 
     graph: bool = Field(default=False, description="every device and link, as node-link data")
 
@@ -213,6 +194,19 @@ TOOLS: Mapping[str, type[Call]] = {
     "schema": Schema,
     "names": Names,
 }
+
+_ONE_SIZE = "one cluster size ('scale': null in 'fields'), fewer nodes"
+SMALLER: Mapping[str, str] = {
+    "run": f"{_ONE_SIZE}, fidelity 'flow'",
+    "tune": _ONE_SIZE,
+    "compare": "fewer scenarios, smaller ones, 'attribute' false",
+    "sweep": "fewer values in 'grid' and 'zip', fewer nodes",
+    "advise": _ONE_SIZE,
+    "plan": "fewer candidates, and fewer numbers of nodes of each",
+    "collective": "fewer and smaller 'sizes', fewer nodes, fidelity 'flow'",
+    "topology": "fewer nodes, 'graph' false",
+}
+"""What makes a question of a tool take less time; those of the others are as small as can be."""
 
 
 def serve(limit_s: float) -> None:
@@ -307,8 +301,8 @@ async def _answer_call(
                 await context.session.report_progress(*done)
     except TimeoutError:
         found = f"{limit_s:g}, and no answer after so many seconds"
-        smaller = f"a smaller question: {given.smaller}" if given.smaller else "another question"
-        allowed = f"a longer limit, or {smaller} ('answer_fields' saves no time)"
+        smaller = SMALLER.get(tool, "this one is the smallest")
+        allowed = f"a longer limit, or a smaller question: {smaller}; 'answer_fields' saves no time"
         raise InputError(Fault("time_limit_s", found, allowed)) from None
     except EOFError:
         raise PerfmodelError(f"{tool}: its process ended without an answer") from None
@@ -325,17 +319,16 @@ def _end(worker: BaseProcess) -> None:
 
 
 def in_text(text: str, document: Mapping[str, Any], *, whole: bool) -> list[str]:
-    """Add to the lines for people the JSON where it is short or wanted whole, and what is large."""
+    """Return the lines for people, what is large in the JSON, and this if short or wanted whole."""
     written = json.dumps(document)
     if len(written) <= LONG_CHARACTERS:
         return [text, written]
     sizes = {name: len(json.dumps(value)) for name, value in document.items()}
-    large = {name: size for name, size in sizes.items() if size >= LARGE_CHARACTERS}
-    note = (
-        f"The answer has {len(written):,} characters of JSON, of which "
-        f"{', '.join(f'{name} {size:,}' for name, size in large.items()) or 'no field many'}; "
-        f"'answer_fields' chooses from {', '.join(sizes)}."
+    fields = (
+        f"{name} ({size:,} characters)" if size >= LARGE_CHARACTERS else name
+        for name, size in sizes.items()
     )
+    note = f"{len(written):,} characters of JSON; 'answer_fields' chooses from: {', '.join(fields)}"
     return [text, note, written] if whole else [text, note]
 
 
@@ -388,14 +381,13 @@ def answer(tool: str, given: Call, tell: Tell) -> Answer:
 
 def select(document: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
     """Return some fields of an answer; None: all. Raises `InputError`: fields that it lacks."""
-    if names is None:
-        return document
+    chosen = document if names is None else names
     raise_faults(
         Fault("answer_fields", repr(name), allowed_names(document, name, limit=len(document)))
-        for name in names
+        for name in chosen
         if name not in document
     )
-    return {name: document[name] for name in names}
+    return {name: document[name] for name in chosen}
 
 
 def _describe(*, graph: bool, **cluster: Any) -> Answer:

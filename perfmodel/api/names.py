@@ -16,8 +16,9 @@ _KINDS_OF_FILES = {"machines": "node", "fabrics": "fabric", "profiles": "profile
 
 def scenario_questions() -> dict[str, str]:
     """Return the question of each shipped scenario."""
-    shipped = list_shipped("scenarios")
-    return {name: first_comment(read_text(path)) for name, path in shipped.items()}
+    return {
+        name: first_comment(read_text(path)) for name, path in list_shipped("scenarios").items()
+    }
 
 
 def topology_rows() -> list[dict[str, str]]:
@@ -36,31 +37,36 @@ def describe_names(kind: Kind) -> Mapping[str, str]:
     if kind == "models":
         from perfmodel.workload import load_workload, zoo_names
 
-        zoo = map(load_workload, zoo_names())
-        return {m.name: f"{m.parameters:,} parameters; one sample: {m.sample}" for m in zoo}
+        return {
+            model.name: f"{model.parameters:,} parameters; one sample: {model.sample}"
+            for model in map(load_workload, zoo_names())
+        }
     if kind == "gpus":
         from perfmodel.topology.templates.gpus import gpu_names, load_gpu
         from perfmodel.units import format_bandwidth, format_bytes
 
-        gpus = {name: load_gpu(name) for name in gpu_names()}
         return {
-            name: f"{gpu.generation}, {format_bytes(gpu.memory_bytes)} of memory, "
+            gpu.name: f"{gpu.generation}, {format_bytes(gpu.memory_bytes)} of memory, "
             f"{format_bandwidth(gpu.memory_Bps)}"
-            for name, gpu in gpus.items()
+            for gpu in map(load_gpu, gpu_names())
         }
     if kind == "libraries":
         from perfmodel.library.model import load_library
         from perfmodel.scenario.sections.cluster import LibrarySection
 
-        libraries = get_args(LibrarySection.model_fields["name"].annotation)
-        return {name: load_library(name).description for name in libraries}
+        return {
+            name: load_library(name).description
+            for name in get_args(LibrarySection.model_fields["name"].annotation)
+        }
     if kind == "strategies":
         from perfmodel.scenario.strategies.strategy import StrategySection
 
-        sections = get_args(get_args(StrategySection)[0])
         return {
             get_args(section.model_fields["kind"].annotation)[0]: section.__doc__.split("\n")[0]
-            for section in sections
+            for section in get_args(get_args(StrategySection)[0])
         }
-    rows = [row for row in topology_rows() if row["kind"] == _KINDS_OF_FILES[kind]]
-    return {row["name"].rpartition("/")[2]: row["description"] for row in rows}
+    return {
+        row["name"].rpartition("/")[2]: row["description"]
+        for row in topology_rows()
+        if row["kind"] == _KINDS_OF_FILES[kind]
+    }

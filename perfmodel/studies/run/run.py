@@ -285,17 +285,18 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
 def _transposes_images(job: TrainingJob) -> bool:
     """Whether most operations are of convolutions that another layout would make quicker."""
     compute, layers = job.scenario.compute, job.workload.layers
-    if compute.channels_last or compute.source == "file":
-        return False
-    if job.wide_precision not in TENSOR_CORE_PRECISIONS:
-        return False
     transposed = [
         layer.matmul_flops
         for layer in layers
         if isinstance(conv := layer.matrix, Convolution)
         and not (conv.channels_last or conv.is_depthwise)
     ]
-    return 2 * sum(transposed) > sum(layer.matmul_flops for layer in layers)
+    return (
+        compute.source == "roofline"
+        and not compute.channels_last
+        and job.wide_precision in TENSOR_CORE_PRECISIONS
+        and 2 * sum(transposed) > sum(layer.matmul_flops for layer in layers)
+    )
 
 
 def _describe_choice(machine: Machine) -> str:
