@@ -25,8 +25,8 @@ from perfmodel.errors import (
     InputError,
     PerfmodelError,
     allowed_names,
+    look_up,
     raise_faults,
-    refuse_if,
     require_installed,
 )
 from perfmodel.files import FileModel, Nodes, Parts, validate_document
@@ -229,10 +229,6 @@ async def _serve(limit_s: float) -> None:
         ToolAnnotations,
     )
 
-    harmless = ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    )
-
     async def list_tools(*_: object) -> ListToolsResult:
         return ListToolsResult(
             tools=[
@@ -240,7 +236,12 @@ async def _serve(limit_s: float) -> None:
                     name=name,
                     description=kind.__doc__,
                     input_schema=kind.model_json_schema(),
-                    annotations=harmless,
+                    annotations=ToolAnnotations(
+                        read_only_hint=True,
+                        destructive_hint=False,
+                        idempotent_hint=True,
+                        open_world_hint=False,
+                    ),
                 )
                 for name, kind in TOOLS.items()
             ]
@@ -253,9 +254,12 @@ async def _serve(limit_s: float) -> None:
             )
         except PerfmodelError as error:
             return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
-        texts = in_text(text, document, whole=params.name == "schema")
         return CallToolResult(
-            content=[TextContent(text=each) for each in texts], structured_content=document
+            content=[
+                TextContent(text=each)
+                for each in in_text(text, document, whole=params.name == "schema")
+            ],
+            structured_content=document,
         )
 
     server = Server(
@@ -279,8 +283,7 @@ async def _answer_call(
     """
     import anyio
 
-    refuse_if(tool not in TOOLS, "tool", repr(tool), allowed_names(TOOLS, tool))
-    given = validate_document(TOOLS[tool], arguments)
+    given = validate_document(look_up(TOOLS, tool, "tool"), arguments)
     limit_s = given.time_limit_s or limit_s
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe(duplex=False)
@@ -293,17 +296,18 @@ async def _answer_call(
             while True:
                 kind, *said = await anyio.to_thread.run_sync(ours.recv, abandon_on_cancel=True)
                 if kind == "answer":
-                    return said[0], said[1]
+                    return said[0], select(said[1], given.answer_fields)
                 if kind == "error":
                     raise said[0]
                 told += 1
                 done = said if len(said) > 1 else (told, None, said[0])
                 await context.session.report_progress(*done)
     except TimeoutError:
-        found = f"{limit_s:g}, and no answer after so many seconds"
-        smaller = SMALLER.get(tool, "this one is the smallest")
-        allowed = f"a longer limit, or a smaller question: {smaller}; 'answer_fields' saves no time"
-        raise InputError(Fault("time_limit_s", found, allowed)) from None
+        allowed = (
+            "a longer limit, or a smaller question: "
+            f"{SMALLER.get(tool, 'this one is the smallest')}; 'answer_fields' saves no time"
+        )
+        raise InputError(Fault("time_limit_s", f"no answer in {limit_s:g} s", allowed)) from None
     except EOFError:
         raise PerfmodelError(f"{tool}: its process ended without an answer") from None
     finally:
@@ -323,13 +327,25 @@ def in_text(text: str, document: Mapping[str, Any], *, whole: bool) -> list[str]
     written = json.dumps(document)
     if len(written) <= LONG_CHARACTERS:
         return [text, written]
-    sizes = {name: len(json.dumps(value)) for name, value in document.items()}
-    fields = (
-        f"{name} ({size:,} characters)" if size >= LARGE_CHARACTERS else name
-        for name, size in sizes.items()
+    fields = ", ".join(
+        f"{name} ({size:,} characters)"
+        if (size := len(json.dumps(value))) >= LARGE_CHARACTERS
+        else name
+        for name, value in document.items()
     )
-    note = f"{len(written):,} characters of JSON; 'answer_fields' chooses from: {', '.join(fields)}"
+    note = f"{len(written):,} characters of JSON; 'answer_fields' chooses from: {fields}"
     return [text, note, written] if whole else [text, note]
+
+
+def select(document: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Return some fields of an answer; None: all. Raises `InputError`: fields that it lacks."""
+    chosen = document if names is None else names
+    raise_faults(
+        Fault("answer_fields", repr(name), allowed_names(document, name, limit=len(document)))
+        for name in chosen
+        if name not in document
+    )
+    return {name: document[name] for name in chosen}
 
 
 # ---------------------------------------------------------------- in the process of a call
@@ -345,11 +361,9 @@ def work(answers: connection.Connection, tool: str, given: Call) -> None:
         answers.send(("progress", *done))
 
     try:
-        text, document = answer(tool, given, tell)
-        answers.send(("answer", text, select(document, given.answer_fields)))
+        answers.send(("answer", *answer(tool, given, tell)))
     except (PerfmodelError, OSError) as error:
-        is_known = isinstance(error, PerfmodelError)
-        answers.send(("error", error if is_known else PerfmodelError(str(error))))
+        answers.send(("error", PerfmodelError(str(error)) if isinstance(error, OSError) else error))
 
 
 def _end_with_server() -> None:
@@ -367,8 +381,7 @@ def answer(tool: str, given: Call, tell: Tell) -> Answer:
         named = arguments["section"] or arguments["kind"]
         return f"JSON Schema of a {named}", schema_document(**arguments)
     if tool == "names":
-        names = describe_names(**arguments)
-        return f"{len(names)} {arguments['kind']}", {"names": dict(names)}
+        return f"Names of {arguments['kind']}", {"names": describe_names(**arguments)}
     if tool == "topology":
         return _describe(**arguments)
 
@@ -379,17 +392,6 @@ def answer(tool: str, given: Call, tell: Tell) -> Answer:
     return shown.to_text(), shown.to_json()
 
 
-def select(document: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Return some fields of an answer; None: all. Raises `InputError`: fields that it lacks."""
-    chosen = document if names is None else names
-    raise_faults(
-        Fault("answer_fields", repr(name), allowed_names(document, name, limit=len(document)))
-        for name in chosen
-        if name not in document
-    )
-    return {name: document[name] for name in chosen}
-
-
 def _describe(*, graph: bool, **cluster: Any) -> Answer:
     """Describe a machine, with all that it consists of if its graph is asked for."""
     from perfmodel.report.topology import summary
@@ -398,14 +400,13 @@ def _describe(*, graph: bool, **cluster: Any) -> Answer:
 
     machine = build_cluster(cluster.pop("topology"), **cluster)
     text = "\n".join(summary(machine))
-    document = {
+    return text, {
         "name": machine.name,
         "gpus": len(machine.ranks),
         "summary": text.splitlines(),
         "sources": dict(machine.sources),
         **({"graph": graph_document(machine)} if graph else {}),
     }
-    return text, document
 
 
 def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
@@ -419,9 +420,7 @@ def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
 
     if section is not None:
         sections = Scenario.model_fields if kind == "scenario" else {}
-        allowed = allowed_names(sections, section)
-        refuse_if(section not in sections, "section", repr(section), allowed)
-        fields: Any = sections[section].annotation
+        fields: Any = look_up(sections, section, "section").annotation
         document = TypeAdapter(fields).json_schema()
     elif kind == "scenario":
         document = Scenario.model_json_schema()
@@ -430,8 +429,7 @@ def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
         from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
 
         document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()
-    draft = {
+    return document | {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"perfmodel {section or kind}",
     }
-    return document | draft

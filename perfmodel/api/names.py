@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 from perfmodel.files import list_shipped, read_text, read_yaml
@@ -30,7 +29,7 @@ def topology_rows() -> list[dict[str, str]]:
     ]
 
 
-def describe_names(kind: Kind) -> Mapping[str, str]:
+def describe_names(kind: Kind) -> dict[str, str]:
     """Return a line on each thing of a kind, by the name that questions call it by."""
     if kind == "scenarios":
         return scenario_questions()

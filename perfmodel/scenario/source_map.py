@@ -49,10 +49,7 @@ class SourceMap:
     @property
     def place(self) -> str | None:
         """The file as messages name it: a shipped one without the folder of perfmodel."""
-        shipped = data_folder("scenarios")
-        if self.file is None or not Path(self.file).is_relative_to(shipped):
-            return self.file
-        return str(Path(self.file).relative_to(shipped.parent))
+        return self.file and self.file.removeprefix(f"{data_folder('scenarios')}{os.sep}")
 
     def locate(self, path: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field, or of the nearest enclosing section with a line.

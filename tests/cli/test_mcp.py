@@ -113,12 +113,12 @@ def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
             (
                 "collective",
                 {"topology": "dgx-a100", "nodes": 2, "fabric": "ethernet"},
-                "the NICs of the node, such as ethernet-10g",
+                "; the node's NICs say whether it is Ethernet or InfiniBand",
             ),
             (
                 "run",
                 {"scenario": "resnet50-dgx-a100", "fields": {"cluster.fabric": "ethernet"}},
-                "the NICs of the node, such as ethernet-10g",
+                "; the node's NICs say whether it is Ethernet or InfiniBand",
             ),
         ):
             answer = await client.call_tool(name, arguments)
@@ -282,7 +282,7 @@ def test_what_takes_too_long_or_is_cancelled_ends() -> None:
     async def talk(client: Client) -> None:
         answer = await client.call_tool("run", LONG)
         assert answer.is_error
-        assert "time_limit_s: found 1, and no answer" in text_of(answer)
+        assert "time_limit_s: found no answer in 1 s; allowed: a longer limit" in text_of(answer)
         assert "a smaller question: one cluster size" in text_of(answer)
         await wait_until(lambda: not list(workers(own)))
         async with anyio.create_task_group() as calls:

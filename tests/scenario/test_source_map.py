@@ -43,7 +43,7 @@ def test_paths_are_relative_to_the_file(edited, scenario_file, tmp_path, monkeyp
 def test_messages_about_shipped_files_name_no_folder_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shipped = load_scenario("resnet50-dgx-a100")
-    assert shipped.origin.fault("cluster.node", "x", "y").file == "scenarios/resnet50-dgx-a100.yaml"
+    assert shipped.origin.fault("cluster.node", "x", "y").file == "resnet50-dgx-a100.yaml"
     own = tmp_path / "own.yaml"
     own.write_text(Path(shipped.origin.file).read_text())
     assert load_scenario(own).origin.fault("cluster.node", "x", "y").file == str(own)

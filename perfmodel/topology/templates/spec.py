@@ -64,8 +64,10 @@ FabricKind = Literal[
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
 NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
-BY_NICS = "; whether it is Ethernet or InfiniBand say the NICs of the node, such as ethernet-10g"
-"""Of shapes, after which of them there are."""
+
+BY_NICS = "; the node's NICs say whether it is Ethernet or InfiniBand: see ethernet-10g"
+"""What a message about a shape says after those that there are."""
+
 FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if kind != "listed")
 """Shapes that have a file of their own; a listed fabric names every cable itself."""
 
