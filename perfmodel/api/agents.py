@@ -70,9 +70,7 @@ Fidelity = Annotated[
 
 
 LONG_CHARACTERS = 20_000
-"""Of an answer in JSON that stands in the text, too."""
-LARGE_CHARACTERS = 5_000
-"""Of a field of an answer whose size is said, where the answer is long."""
+"""Most of an answer in JSON that stands in the text, too; a field of a quarter is called large."""
 
 
 class Call(FileModel):
@@ -329,7 +327,7 @@ def in_text(text: str, document: Mapping[str, Any], *, whole: bool) -> list[str]
         return [text, written]
     fields = ", ".join(
         f"{name} ({size:,} characters)"
-        if (size := len(json.dumps(value))) >= LARGE_CHARACTERS
+        if (size := len(json.dumps(value))) >= LONG_CHARACTERS / 4
         else name
         for name, value in document.items()
     )

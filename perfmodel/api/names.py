@@ -10,7 +10,6 @@ from perfmodel.files.read import first_comment
 Kind = Literal[
     "scenarios", "models", "machines", "fabrics", "gpus", "libraries", "strategies", "profiles"
 ]
-_KINDS_OF_FILES = {"machines": "node", "fabrics": "fabric", "profiles": "profile"}
 
 
 def scenario_questions() -> dict[str, str]:
@@ -67,5 +66,5 @@ def describe_names(kind: Kind) -> dict[str, str]:
     return {
         row["name"].rpartition("/")[2]: row["description"]
         for row in topology_rows()
-        if row["kind"] == _KINDS_OF_FILES[kind]
+        if row["kind"] == {"machines": "node", "fabrics": "fabric", "profiles": "profile"}[kind]
     }
