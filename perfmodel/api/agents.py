@@ -6,11 +6,12 @@ when the call is cancelled or its time is over. Nothing is kept between calls.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from perfmodel.api.names import Kind, describe_names
 from perfmodel.errors import (
     Fault,
     InputError,
     PerfmodelError,
     allowed_names,
-    refuse_if,
+    look_up,
+    raise_faults,
     require_installed,
 )
 from perfmodel.files import FileModel, Nodes, Parts, validate_document
@@ -43,8 +46,10 @@ Tell = Callable[..., None]
 INSTRUCTIONS = (
     "Predicts steps of distributed training on hardware that need not exist: how long, limited by "
     "what, at what cost. Questions are scenarios, by name or as all of their fields: the tool "
-    "'schema' has these. Numbers are in SI units; predictions have 80 % intervals. What is wrong "
-    "in a question is named with its field, what was found and what is allowed."
+    "'names' lists scenarios, models, machines and others, 'schema' has the fields. An answer may "
+    "be large: 'answer_fields' says which of its fields to return. Numbers are in SI units; "
+    "predictions have 80 % intervals. What is wrong in a question is named with its field, what "
+    "was found and what is allowed."
 )
 
 ScenarioField = Annotated[
@@ -64,11 +69,19 @@ Fidelity = Annotated[
 ]
 
 
+LONG_CHARACTERS = 20_000
+"""Most of an answer in JSON that stands in the text, too; a field of a quarter is called large."""
+
+
 class Call(FileModel):
     """What every tool takes."""
 
     time_limit_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="give up after so long; default: as the server was started"
+    )
+    answer_fields: list[str] | None = Field(
+        default=None,
+        description="top-level fields of the answer to return; default: all. It takes as long",
     )
 
 
@@ -127,7 +140,11 @@ class Cluster(Call):
     topology: str = Field(description="a machine such as 'dgx-a100', or a path")
     nodes: Nodes = Field(default=1, description="how many of these machines")
     gpus_per_node: Parts | None = Field(default=None, description="default: all of them")
-    fabric: str | None = Field(default=None, description="network between them, by name")
+    fabric: str | None = Field(
+        default=None,
+        description="shape of the network between them, such as 'rail-optimised'; needed for "
+        "several nodes, whose NICs say whether it is InfiniBand or Ethernet",
+    )
 
 
 class Collective(Cluster, Study):
@@ -157,6 +174,12 @@ class Schema(Call):
     section: str | None = Field(default=None, description="such as 'strategy' or 'plan'")
 
 
+class Names(Call):
+    """List what there is by name, with a line on each: scenarios, models, machines and others."""
+
+    kind: Kind
+
+
 TOOLS: Mapping[str, type[Call]] = {
     "run": Run,
     "tune": Tune,
@@ -167,7 +190,21 @@ TOOLS: Mapping[str, type[Call]] = {
     "collective": Collective,
     "topology": Topology,
     "schema": Schema,
+    "names": Names,
 }
+
+_ONE_SIZE = "one cluster size ('scale': null in 'fields'), fewer nodes"
+SMALLER: Mapping[str, str] = {
+    "run": f"{_ONE_SIZE}, fidelity 'flow'",
+    "tune": _ONE_SIZE,
+    "compare": "fewer scenarios, smaller ones, 'attribute' false",
+    "sweep": "fewer values in 'grid' and 'zip', fewer nodes",
+    "advise": _ONE_SIZE,
+    "plan": "fewer candidates, and fewer numbers of nodes of each",
+    "collective": "fewer and smaller 'sizes', fewer nodes, fidelity 'flow'",
+    "topology": "fewer nodes, 'graph' false",
+}
+"""What makes a question of a tool take less time; those of the others are as small as can be."""
 
 
 def serve(limit_s: float) -> None:
@@ -182,12 +219,28 @@ def serve(limit_s: float) -> None:
 async def _serve(limit_s: float) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
-    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    from mcp.types import (
+        CallToolResult,
+        ListToolsResult,
+        TextContent,
+        Tool,
+        ToolAnnotations,
+    )
 
     async def list_tools(*_: object) -> ListToolsResult:
         return ListToolsResult(
             tools=[
-                Tool(name=name, description=kind.__doc__, input_schema=kind.model_json_schema())
+                Tool(
+                    name=name,
+                    description=kind.__doc__,
+                    input_schema=kind.model_json_schema(),
+                    annotations=ToolAnnotations(
+                        read_only_hint=True,
+                        destructive_hint=False,
+                        idempotent_hint=True,
+                        open_world_hint=False,
+                    ),
+                )
                 for name, kind in TOOLS.items()
             ]
         )
@@ -199,7 +252,13 @@ async def _serve(limit_s: float) -> None:
             )
         except PerfmodelError as error:
             return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
-        return CallToolResult(content=[TextContent(text=text)], structured_content=document)
+        return CallToolResult(
+            content=[
+                TextContent(text=each)
+                for each in in_text(text, document, whole=params.name == "schema")
+            ],
+            structured_content=document,
+        )
 
     server = Server(
         "perfmodel",
@@ -222,8 +281,7 @@ async def _answer_call(
     """
     import anyio
 
-    refuse_if(tool not in TOOLS, "tool", repr(tool), allowed_names(TOOLS, tool))
-    given = validate_document(TOOLS[tool], arguments)
+    given = validate_document(look_up(TOOLS, tool, "tool"), arguments)
     limit_s = given.time_limit_s or limit_s
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe(duplex=False)
@@ -236,14 +294,17 @@ async def _answer_call(
             while True:
                 kind, *said = await anyio.to_thread.run_sync(ours.recv, abandon_on_cancel=True)
                 if kind == "answer":
-                    return said[0], said[1]
+                    return said[0], select(said[1], given.answer_fields)
                 if kind == "error":
                     raise said[0]
                 told += 1
                 done = said if len(said) > 1 else (told, None, said[0])
                 await context.session.report_progress(*done)
     except TimeoutError:
-        allowed = "a longer limit, or a smaller question"
+        allowed = (
+            "a longer limit, or a smaller question: "
+            f"{SMALLER.get(tool, 'this one is the smallest')}; 'answer_fields' saves no time"
+        )
         raise InputError(Fault("time_limit_s", f"no answer in {limit_s:g} s", allowed)) from None
     except EOFError:
         raise PerfmodelError(f"{tool}: its process ended without an answer") from None
@@ -257,6 +318,32 @@ def _end(worker: BaseProcess) -> None:
         os.killpg(worker.pid or 0, signal.SIGTERM)
     worker.terminate()
     worker.join()
+
+
+def in_text(text: str, document: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """Return the lines for people, what is large in the JSON, and this if short or wanted whole."""
+    written = json.dumps(document)
+    if len(written) <= LONG_CHARACTERS:
+        return [text, written]
+    fields = ", ".join(
+        f"{name} ({size:,} characters)"
+        if (size := len(json.dumps(value))) >= LONG_CHARACTERS / 4
+        else name
+        for name, value in document.items()
+    )
+    note = f"{len(written):,} characters of JSON; 'answer_fields' chooses from: {fields}"
+    return [text, note, written] if whole else [text, note]
+
+
+def select(document: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Return some fields of an answer; None: all. Raises `InputError`: fields that it lacks."""
+    chosen = document if names is None else names
+    raise_faults(
+        Fault("answer_fields", repr(name), allowed_names(document, name, limit=len(document)))
+        for name in chosen
+        if name not in document
+    )
+    return {name: document[name] for name in chosen}
 
 
 # ---------------------------------------------------------------- in the process of a call
@@ -274,8 +361,7 @@ def work(answers: connection.Connection, tool: str, given: Call) -> None:
     try:
         answers.send(("answer", *answer(tool, given, tell)))
     except (PerfmodelError, OSError) as error:
-        is_known = isinstance(error, PerfmodelError)
-        answers.send(("error", error if is_known else PerfmodelError(str(error))))
+        answers.send(("error", PerfmodelError(str(error)) if isinstance(error, OSError) else error))
 
 
 def _end_with_server() -> None:
@@ -288,10 +374,12 @@ def _end_with_server() -> None:
 
 def answer(tool: str, given: Call, tell: Tell) -> Answer:
     """Answer a call, as the command of its name does."""
-    arguments = given.model_dump(exclude={"time_limit_s"})
+    arguments = given.model_dump(exclude={"time_limit_s", "answer_fields"})
     if tool == "schema":
         named = arguments["section"] or arguments["kind"]
         return f"JSON Schema of a {named}", schema_document(**arguments)
+    if tool == "names":
+        return f"Names of {arguments['kind']}", {"names": describe_names(**arguments)}
     if tool == "topology":
         return _describe(**arguments)
 
@@ -310,14 +398,13 @@ def _describe(*, graph: bool, **cluster: Any) -> Answer:
 
     machine = build_cluster(cluster.pop("topology"), **cluster)
     text = "\n".join(summary(machine))
-    document = {
+    return text, {
         "name": machine.name,
         "gpus": len(machine.ranks),
         "summary": text.splitlines(),
         "sources": dict(machine.sources),
         **({"graph": graph_document(machine)} if graph else {}),
     }
-    return text, document
 
 
 def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
@@ -331,9 +418,7 @@ def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
 
     if section is not None:
         sections = Scenario.model_fields if kind == "scenario" else {}
-        allowed = allowed_names(sections, section)
-        refuse_if(section not in sections, "section", repr(section), allowed)
-        fields: Any = sections[section].annotation
+        fields: Any = look_up(sections, section, "section").annotation
         document = TypeAdapter(fields).json_schema()
     elif kind == "scenario":
         document = Scenario.model_json_schema()
@@ -342,8 +427,7 @@ def schema_document(kind: str, section: str | None = None) -> dict[str, Any]:
         from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
 
         document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()
-    draft = {
+    return document | {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"perfmodel {section or kind}",
     }
-    return document | draft

@@ -188,12 +188,9 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
 
 def scenarios(json: JsonOption = False) -> None:
     """List the scenarios and the question of each."""
-    from perfmodel.files import list_shipped, read_text
-    from perfmodel.files.read import first_comment
+    from perfmodel.api.names import scenario_questions
 
-    questions = {
-        name: first_comment(read_text(path)) for name, path in list_shipped("scenarios").items()
-    }
+    questions = scenario_questions()
     if json:
         print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})
     else:
@@ -214,13 +211,13 @@ def schema(
 
 def mcp(
     time_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="For calls that set no limit.")
+        float, typer.Option(min=1, metavar="SECONDS", help="For calls without time_limit_s.")
     ] = 600.0,
 ) -> None:
     """Offer the questions as tools to an agent, over stdin and stdout (Model Context Protocol).
 
-    run, tune, compare, sweep, advise, plan, collective, topology and schema; answers are those of
-    --json, with a short text. Needs the SDK: pip install 'perfmodel[mcp]'.
+    run, tune, compare, sweep, advise, plan, collective, topology, schema, and names of what there
+    is; answers are those of --json, with a short text. Needs the SDK: pip install 'perfmodel[mcp]'.
     """
     from perfmodel.api.agents import serve
 

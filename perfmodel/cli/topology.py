@@ -160,13 +160,9 @@ def check(
 
 def topologies(json: JsonOption = False) -> None:
     """List the shipped hardware descriptions."""
-    from perfmodel.files import list_shipped, read_yaml
+    from perfmodel.api.names import topology_rows
 
-    descriptions = [
-        {"name": name, "kind": str(file["kind"]), "description": str(file.get("description", ""))}
-        for name, path in list_shipped("topologies").items()
-        for file in [read_yaml(path)]
-    ]
+    descriptions = topology_rows()
     if json:
         print_json({"topologies": descriptions})
         return

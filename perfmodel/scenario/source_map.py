@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault
-from perfmodel.files import line_of
+from perfmodel.files import data_folder, line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ class SourceMap:
                 values[flag] = value
         return values
 
+    @property
+    def place(self) -> str | None:
+        """The file as messages name it: a shipped one without the folder of perfmodel."""
+        return self.file and self.file.removeprefix(f"{data_folder('scenarios')}{os.sep}")
+
     def locate(self, path: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field, or of the nearest enclosing section with a line.
 
@@ -55,7 +60,7 @@ class SourceMap:
             return None, None
         parts = path.split(".")
         lines = (self.lines.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
-        return self.file, next((line for line in lines if line is not None), None)
+        return self.place, next((line for line in lines if line is not None), None)
 
     def from_flag(self, path: str) -> bool:
         """Whether the value of a dotted field came from ``--set``."""

@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 
 import perfmodel
 from perfmodel.api.agents import TOOLS as CALLS
+from perfmodel.api.names import describe_names
 from perfmodel.cli.app import app
+from tests.docs.pages import DOCS, blocks, is_alike
 
 RUN = CliRunner()
 TOOLS = {
@@ -34,6 +36,7 @@ TOOLS = {
     "collective",
     "topology",
     "schema",
+    "names",
 }
 SMALL = {"scale": None, "cluster.nodes": 1}
 LONG = {"scenario": "gpt3-175b-1024-a100"}
@@ -58,9 +61,12 @@ def ask(talk: Callable[[Client], Awaitable[T]], *flags: str) -> T:
 
 
 def text_of(answer: CallToolResult) -> str:
-    (content,) = answer.content
-    assert isinstance(content, TextContent)
-    return content.text
+    return texts_of(answer)[0]
+
+
+def texts_of(answer: CallToolResult) -> list[str]:
+    """All blocks of text: lines for people, a note on what is large, JSON."""
+    return [each.text for each in answer.content if isinstance(each, TextContent)]
 
 
 def workers(of: int) -> Iterator[int]:
@@ -90,6 +96,12 @@ def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == TOOLS
         assert all(tool.description for tool in tools.values())
+        for tool in tools.values():
+            assert tool.annotations is not None
+            assert tool.annotations.read_only_hint is True
+            assert tool.annotations.open_world_hint is False
+            assert "\n" not in (tool.description or "")
+            assert {"time_limit_s", "answer_fields"} <= set(tool.input_schema["properties"])
         nodes = tools["collective"].input_schema["properties"]["nodes"]
         assert nodes["maximum"] > 1000
         assert tools["run"].input_schema["additionalProperties"] is False
@@ -97,6 +109,17 @@ def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
             ("tun", {}, "did you mean 'run'?"),
             ("run", {"scenaro": "resnet50-dgx-a100"}, "did you mean 'scenario'?"),
             ("collective", {"topology": "dgx-a100", "nodes": 0}, "nodes: found 0; allowed:"),
+            ("names", {"kind": "machine"}, "did you mean 'machines'?"),
+            (
+                "collective",
+                {"topology": "dgx-a100", "nodes": 2, "fabric": "ethernet"},
+                "; the node's NICs say whether it is Ethernet or InfiniBand",
+            ),
+            (
+                "run",
+                {"scenario": "resnet50-dgx-a100", "fields": {"cluster.fabric": "ethernet"}},
+                "; the node's NICs say whether it is Ethernet or InfiniBand",
+            ),
         ):
             answer = await client.call_tool(name, arguments)
             assert answer.is_error
@@ -105,10 +128,10 @@ def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
     ask(talk)
 
 
-@pytest.mark.parametrize("tool", sorted(TOOLS - {"topology", "schema"}))
+@pytest.mark.parametrize("tool", sorted(TOOLS - {"topology", "schema", "names"}))
 def test_a_tool_has_the_fields_of_its_function(tool: str) -> None:
     taken = inspect.signature(getattr(perfmodel, tool)).parameters
-    assert set(CALLS[tool].model_fields) - {"time_limit_s"} <= set(taken)
+    assert set(CALLS[tool].model_fields) - {"time_limit_s", "answer_fields"} <= set(taken)
     assert "progress" in taken
 
 
@@ -149,6 +172,82 @@ def test_an_answer_is_that_of_the_command() -> None:
     assert "target" in schema.structured_content["$defs"]["PlanSection"]["properties"]
 
 
+def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
+    chosen = {"answer_fields": ["gpus", "sources"]}
+
+    async def talk(client: Client) -> list[CallToolResult]:
+        return [
+            await client.call_tool("topology", {"topology": "dgx-a100"}),
+            await client.call_tool("topology", {"topology": "dgx-a100"} | chosen),
+            await client.call_tool("topology", {"topology": "dgx-a100", "answer_fields": ["gpu"]}),
+            await client.call_tool("topology", {"topology": "dgx-a100", "graph": True}),
+            await client.call_tool("schema", {}),
+        ]
+
+    whole, part, wrong, large, schema = ask(talk)
+    assert json.loads(texts_of(whole)[1]) == whole.structured_content
+    assert whole.structured_content is not None
+    assert part.structured_content == {
+        name: whole.structured_content[name] for name in ("gpus", "sources")
+    }
+    assert wrong.is_error
+    assert "answer_fields: found 'gpu' (did you mean 'gpus'?); allowed: one of" in text_of(wrong)
+    assert large.structured_content is not None
+    size = len(json.dumps(large.structured_content["graph"]))
+    _, note = texts_of(large)
+    assert note.endswith(f"chooses from: name, gpus, summary, sources, graph ({size:,} characters)")
+    _, note, written = texts_of(schema)
+    assert json.loads(written) == schema.structured_content
+    assert "$defs" in note
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="pages stand in a checkout only")
+def test_the_page_shows_how_a_host_starts_it_and_a_call() -> None:
+    host, call, lines, fields = [
+        block.body for block in blocks((DOCS / "reference/agents.md").read_text("utf-8"))
+    ]
+    started = json.loads(host)["mcpServers"]["perfmodel"]
+    assert started == {"command": "perfmodel", "args": ["mcp"]}
+    asked = json.loads(call)
+
+    async def talk(client: Client) -> CallToolResult:
+        return await client.call_tool(asked["name"], asked["arguments"])
+
+    answer = ask(talk)
+    assert is_alike(lines, text_of(answer))
+    assert texts_of(answer)[1] == fields.strip()
+    assert answer.structured_content == json.loads(fields)
+
+
+def test_names_are_those_that_commands_list() -> None:
+    kinds = ("scenarios", "machines", "fabrics", "gpus", "libraries", "strategies", "profiles")
+
+    async def talk(client: Client) -> dict[str, CallToolResult]:
+        return {kind: await client.call_tool("names", {"kind": kind}) for kind in kinds}
+
+    answers = {kind: answer.structured_content or {} for kind, answer in ask(talk).items()}
+    listed = json.loads(RUN.invoke(app, ["scenarios", "--json"]).stdout)["scenarios"]
+    assert answers["scenarios"]["names"] == {each["name"]: each["question"] for each in listed}
+    listed = json.loads(RUN.invoke(app, ["topology", "list", "--json"]).stdout)["topologies"]
+    nodes = {each["name"]: each["description"] for each in listed if each["kind"] == "node"}
+    assert answers["machines"]["names"] == nodes
+    of_data_sheet = answers["gpus"]["names"]["h100-sxm5-80gb"]
+    assert of_data_sheet.startswith("hopper")
+    assert of_data_sheet.endswith("3.35 TB/s")
+    assert {"torus", "rail-optimised"} <= set(answers["fabrics"]["names"])
+    assert set(answers["libraries"]["names"]) == {"nccl", "plain", "gloo", "mpi"}
+    assert {"ddp", "fsdp", "auto"} <= set(answers["strategies"]["names"])
+    assert "epyc-2-cores-gloo" in answers["profiles"]["names"]
+
+
+@pytest.mark.slow
+def test_names_of_models_say_how_large_they_are() -> None:
+    named = describe_names("models")
+    listed = json.loads(RUN.invoke(app, ["models", "--json"]).stdout)["models"]
+    assert list(named) == [each["name"] for each in listed]
+    assert named["gpt2"] == "124,439,808 parameters; one sample: sequence of 1024 tokens"
+
+
 @pytest.mark.slow
 def test_studies_answer_too() -> None:
     base = {"scenario": "bucket-size-slow-ethernet", "fields": {"scale": None, "cluster.nodes": 2}}
@@ -184,6 +283,7 @@ def test_what_takes_too_long_or_is_cancelled_ends() -> None:
         answer = await client.call_tool("run", LONG)
         assert answer.is_error
         assert "time_limit_s: found no answer in 1 s; allowed: a longer limit" in text_of(answer)
+        assert "a smaller question: one cluster size" in text_of(answer)
         await wait_until(lambda: not list(workers(own)))
         async with anyio.create_task_group() as calls:
             calls.start_soon(client.call_tool, "run", LONG | {"time_limit_s": 1000})

@@ -46,7 +46,7 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
-LANGUAGES = {"console", "python", "text", "yaml", "csv"}
+LANGUAGES = {"console", "python", "text", "yaml", "json", "csv"}
 ELSEWHERE = ("cat", "head", "ls")
 """Commands of the shell that pages show beside those of perfmodel."""
 

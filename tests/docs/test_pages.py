@@ -23,9 +23,9 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_yaml_of_a_page_can_be_read(page: str) -> None:
+def test_yaml_and_json_of_a_page_can_be_read(page: str) -> None:
     for block in blocks((DOCS / page).read_text("utf-8")):
-        if block.language == "yaml":
+        if block.language in ("yaml", "json"):
             assert yaml.safe_load(block.body) is not None, block.body
 
 

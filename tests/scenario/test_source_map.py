@@ -1,5 +1,7 @@
 """Faults and paths by the file, line or flag of a field."""
 
+from pathlib import Path
+
 import pytest
 
 from perfmodel.errors import InputError
@@ -36,3 +38,12 @@ def test_paths_are_relative_to_the_file(edited, scenario_file, tmp_path, monkeyp
     scenario = load_scenario(path)
     assert scenario.origin.resolve("model.file", "layers.csv") == tmp_path / "layers.csv"
     assert faults(path, "model.file=layers.csv")[0][0] == "--set model.file"  # relative to here
+
+
+def test_messages_about_shipped_files_name_no_folder_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = load_scenario("resnet50-dgx-a100")
+    assert shipped.origin.fault("cluster.node", "x", "y").file == "resnet50-dgx-a100.yaml"
+    own = tmp_path / "own.yaml"
+    own.write_text(Path(shipped.origin.file).read_text())
+    assert load_scenario(own).origin.fault("cluster.node", "x", "y").file == str(own)

@@ -232,7 +232,7 @@ def predict(
         make_variant(scenario, at, each.changes, labels=each.labels, describe=describe_error)
         for at, each in enumerate(requests)
     ]
-    file = f"{scenario.origin.file}: "  # of the plan itself, as of each line of a message
+    file = f"{scenario.origin.place}: "  # of the plan itself, as of each line of a message
     return [
         PredictedStep(
             request,

@@ -32,6 +32,8 @@ from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 from perfmodel.workload.compute_spread import slowest_factor
 from perfmodel.workload.kernels.float8_layers import float8_layers
+from perfmodel.workload.kernels.shapes import Convolution
+from perfmodel.workload.pricing import TENSOR_CORE_PRECISIONS
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -192,6 +194,13 @@ _SENTENCES = (
     ),
     ("any", "Compute times come from {source}; the input pipeline never holds a GPU up."),
     ("any", "The model's tensors are {dtypes}, its layers compute in {precision}."),
+    (
+        "transposed",
+        (
+            "compute.channels_last is false: images are transposed for each convolution on tensor "
+            "cores, which 'channels_last: true' (torch.channels_last in PyTorch) spares."
+        ),
+    ),
     ("loops", "Copies to and from servers do not slow compute down."),
     ("quick overlap", "Compute is as quick beside a collective as alone."),
     (
@@ -240,6 +249,7 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
         "quick overlap": not loops and slow == 1,
         "slow overlap": not loops and slow != 1,
         "fp8": float8 is not None,
+        "transposed": _transposes_images(job),
         "staging": may_stage and machine.rings(everyone).edges.staged,
     }
     words = {
@@ -269,6 +279,23 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
         *job.strategy.assumptions,
         *job.strategy.remarks(job.options),
         *topology.assumptions,
+    )
+
+
+def _transposes_images(job: TrainingJob) -> bool:
+    """Whether most operations are of convolutions that another layout would make quicker."""
+    compute, layers = job.scenario.compute, job.workload.layers
+    transposed = [
+        layer.matmul_flops
+        for layer in layers
+        if isinstance(conv := layer.matrix, Convolution)
+        and not (conv.channels_last or conv.is_depthwise)
+    ]
+    return (
+        compute.source == "roofline"
+        and not compute.channels_last
+        and job.wide_precision in TENSOR_CORE_PRECISIONS
+        and 2 * sum(transposed) > sum(layer.matmul_flops for layer in layers)
     )
 
 

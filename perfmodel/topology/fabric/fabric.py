@@ -18,6 +18,7 @@ from perfmodel.files import (
     validate_document,
 )
 from perfmodel.topology.templates.spec import (
+    BY_NICS,
     FABRIC_KINDS,
     ROUTINGS_OF,
     FabricFile,
@@ -104,7 +105,7 @@ def _path(name: str) -> Path:
     own = Path("topologies") / "fabrics" / f"{name}.yaml"
     if is_file(own):
         return own
-    raise InputError(Fault("fabric", repr(name), allowed_names(FABRIC_KINDS, name)))
+    raise InputError(Fault("fabric", repr(name), allowed_names(FABRIC_KINDS, name) + BY_NICS))
 
 
 def _read(path: Path) -> FabricFile:

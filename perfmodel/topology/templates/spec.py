@@ -64,6 +64,10 @@ FabricKind = Literal[
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
 NETWORK_KINDS: tuple[str, ...] = get_args(NetworkKind)
+
+BY_NICS = "; the node's NICs say whether it is Ethernet or InfiniBand: see ethernet-10g"
+"""What a message about a shape says after those that there are."""
+
 FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if kind != "listed")
 """Shapes that have a file of their own; a listed fabric names every cable itself."""
 
@@ -71,10 +75,10 @@ PORT_KINDS = ("ethernet", "infiniband")
 """Kinds of link that a NIC's port may be."""
 
 
-def _named(names: tuple[str, ...]) -> BeforeValidator:
+def _named(names: tuple[str, ...], more: str = "") -> BeforeValidator:
     def check(value: Any) -> Any:
         if value not in names:
-            raise ValueError(allowed_names(names, str(value)))
+            raise ValueError(allowed_names(names, str(value)) + more)
         return value
 
     return BeforeValidator(check)
@@ -389,7 +393,7 @@ class FabricSpec(FabricSection):
     spines and fat trees, unless an event names a switch or a cable.
     """
 
-    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"))]
+    kind: Annotated[FabricKind, _named((*FABRIC_KINDS, "listed"), BY_NICS)]
     switch_latency: Latency | None = None
     """Time through one switch."""
     cable_latency: Latency | None = None

@@ -385,6 +385,29 @@ training: {batch_per_gpu: 32}
 
 
 @pytest.mark.parametrize(
+    ("overrides", "is_said"),
+    [
+        ((), True),
+        (("compute.precision=fp16",), True),
+        (("compute.channels_last=true",), False),
+        (("compute.precision=fp32",), False),
+        (("model.name=vit-b-16",), False),  # its one convolution cuts images into patches
+        (("model.name=gpt2",), False),
+    ],
+)
+def test_images_that_are_transposed_for_tensor_cores_are_said(
+    tmp_path: Path, overrides: tuple[str, ...], is_said: bool
+) -> None:
+    """Where it is said, the other layout is quicker."""
+    alone = ("cluster.nodes=1", "cluster.gpus_per_node=1", "training.batch_per_gpu=32", *overrides)
+    found = answered(tmp_path, *alone)
+    assert any("compute.channels_last is false" in line for line in found.assumptions) == is_said
+    if is_said:
+        spared = answered(tmp_path, *alone, "compute.channels_last=true")
+        assert spared.main.step_time_s < 0.95 * found.main.step_time_s
+
+
+@pytest.mark.parametrize(
     ("overrides", "said", "unsaid"),
     [
         ((), "as its own rules choose.", "NCCL_ALGO"),
