@@ -42,7 +42,10 @@ class SourceMap:
             if not any(flag.startswith(f"{outer}.") for outer in flags):
                 value: Any = self.content
                 for part in flag.split("."):
-                    value = value[int(part)] if isinstance(value, list) else value.get(part)
+                    if isinstance(value, list):
+                        value = value[int(part)]
+                    else:  # a later change may have taken the whole section away
+                        value = (value or {}).get(part)
                 values[flag] = value
         return values
 

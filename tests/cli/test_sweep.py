@@ -39,6 +39,7 @@ FIGURES = [
     "fits",
     "tight",
     "routing_cost",
+    "rests_on",
     "status",
     "message",
 ]

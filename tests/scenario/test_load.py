@@ -13,6 +13,7 @@ from perfmodel.scenario import (
     sizes,
 )
 from perfmodel.scenario.sections.cluster import FabricSection
+from perfmodel.scenario.source_map import SourceMap
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 
 
@@ -260,3 +261,11 @@ def test_padding_that_spares_no_copy_is_refused():
         found = faults("llama2-7b-fsdp-h100", *asked)
         assert [fault[0] for fault in found] == ["--set model.experts.router_padding"]
     load_scenario("llama2-7b-fsdp-h100", [*model, router % "per-expert", "compute.precision=fp8"])
+
+
+def test_a_field_whose_section_was_taken_away_has_no_value() -> None:
+    kept = SourceMap(
+        flags=("scale.gpus", "events.0.slow.by"),
+        content={"scale": None, "events": [{"slow": {"by": 2}}]},
+    )
+    assert kept.changes == {"scale.gpus": None, "events.0.slow.by": 2}
