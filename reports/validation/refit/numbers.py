@@ -172,7 +172,8 @@ def _with(part: Any, field: Sequence[str | int], value: float) -> Any:
     first = str(field[0])
     if len(field) == 1:
         return part.model_copy(update={first: value})
-    inner = getattr(part, first).model_copy(update={str(field[1]): value})
+    inner, changed = getattr(part, first), {str(field[1]): value}
+    inner = {**inner, **changed} if isinstance(inner, dict) else inner.model_copy(update=changed)
     return part.model_copy(update={first: inner})
 
 

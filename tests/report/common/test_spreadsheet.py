@@ -93,7 +93,9 @@ def test_a_report_has_one_unless_its_package_is_missing(
     steps_s = [size["step_time_s"] for size in result["curve"]]
     assert [row[at] for row in sizes] == pytest.approx(steps_s, rel=1e-12)  # 16 digits
     assert {row[0]: row[2] for row in found["answers"]}["memory"] == result["memory_bytes"]
-    assert len(found["sources"]) == 1 + len(result["sources"]) + len(result["provenance"])
+    rests_on, named = result["evidence"]["nearest"], (result["sources"], result["provenance"])
+    assert len(found["sources"]) == 1 + len(rests_on) + sum(map(len, named))
+    assert {row[1] for row in found["sources"]} >= {each["source"] for each in rests_on}
 
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "xlsxwriter" else find_spec(name)
