@@ -42,10 +42,9 @@ class SourceMap:
             if not any(flag.startswith(f"{outer}.") for outer in flags):
                 value: Any = self.content
                 for part in flag.split("."):
-                    if isinstance(value, list):
-                        value = value[int(part)]
-                    else:  # a later change may have taken the whole section away
-                        value = (value or {}).get(part)
+                    # a later change may have taken the whole section away
+                    own = value or {}
+                    value = own[int(part)] if isinstance(own, list) else own.get(part)
                 values[flag] = value
         return values
 
