@@ -97,29 +97,21 @@ class RetimedSteps:
 
         That is also where communication meets with these numbers only.
         """
-        plans = [split_classes(setup, self.disturbances)[0] for setup in setups]
+        everything = (*setups, self.base.setup)  # the run itself tells what meets anyway
+        plans = [split_classes(setup, self.disturbances)[0] for setup in everything]
         if self.met > MOST_MET or not all(map(self._has_same_order, plans)):
             return [self._simulated_s(setup) for setup in setups]
-        retimed = self._order.retime(
-            [
-                self._durations(self.disturbances, setup, plan)
-                for setup, plan in zip(
-                    (*setups, self.base.setup), (*plans, self.base.plan), strict=True
-                )
-            ]
-        )
-        own_s = self._counted_s(retimed)
-        return [
-            own_s[at]
-            if self.is_met or self._is_as_timed(retimed, at, setup)
-            else self._simulated_s(setup)
-            for at, setup in enumerate(setups)
-        ]
-
-    def _is_as_timed(self, retimed: Retimed, at: int, setup: SimulationSetup) -> bool:
-        """Whether a change does what the run did, whose own durations are the last of them."""
-        pairs = retimed.overlaps(at) - retimed.overlaps(-1)
-        return bool(retimed.are_in_order[at]) and not self._meet(pairs, setup, self.disturbances)
+        changes = map(partial(self._durations, self.disturbances), everything, plans)
+        retimed = self._order.retime([*changes])
+        *steps_s, _ = self._counted_s(retimed)
+        if self.is_met:
+            return steps_s
+        usual = retimed.overlaps(-1)
+        for at, setup in enumerate(setups):
+            newly = retimed.overlaps(at) - usual
+            if not retimed.are_in_order[at] or self._meet(newly, setup, self.disturbances):
+                steps_s[at] = self._simulated_s(setup)
+        return steps_s
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: of many tasks the first step alone, which changes as later ones do."""
