@@ -116,8 +116,10 @@ def test_work_that_was_timed_before_what_slows_it_is_told() -> None:
     run = simulate(plan, random_machine(3, RANKS, mesh=True), overlap_slowdown=1.4)
     works, ones = works_s(plan), np.ones(3)
     quicker = works * (1.0, 0.25, 1.0)
-    changes = [Durations(work, ones, 1.4) for work in (works, quicker)]
-    assert RunOrder(plan, run).retime(changes).are_in_order.tolist() == [True, False]
+    changes = [
+        Durations(work, ones, by) for work, by in ((works, 1.4), (quicker, 1.4), (quicker, 1))
+    ]
+    assert RunOrder(plan, run).retime(changes).are_in_order.tolist() == [True, False, True]
 
 
 def test_two_streams_of_compute_are_not_timed_again() -> None:

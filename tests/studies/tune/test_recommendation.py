@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,9 +130,21 @@ def test_the_limit_is_named_where_buckets_hide_little_of_it_and_as_run_names_it(
 
 def test_on_one_host_the_limit_is_no_network() -> None:
     """Four GPUs of a host share PCIe: the file's own name says what they lack."""
-    text = headline(tune_scenario(load_scenario("gpt2-xl-pcie-no-p2p")))
+    tuned = tune_scenario(load_scenario("gpt2-xl-pcie-no-p2p"))
+    text = headline(tuned)
     assert "Communication is the limit (the GPUs' PCIe)" in text
     assert "network" not in text
+    assert tuned.limit == "communication"
+    assert "Communication" not in headline(replace(tuned, limit="host"))
+
+
+def test_a_step_that_waits_for_its_host_is_limited_by_it() -> None:
+    """As `run` says it: an image each on eight GPUs, whose kernels end before the next begins."""
+    changes = ["training.batch_per_gpu=1", "cluster.nodes=1", "scale=null"]
+    scenario = load_scenario("resnet50-dgx-a100", changes)
+    tuned, run = tune_scenario(scenario), run_scenario(scenario).main
+    assert tuned.limit == run.limit == "host"
+    assert tuned.bottleneck == run.bottleneck
 
 
 def test_a_whole_number_for_all_buckets_is_no_better_than_the_list_of_whole_numbers() -> None:

@@ -150,7 +150,9 @@ def test_communication_that_meets_with_the_other_numbers_only_is_not_exact() -> 
     assert again.step_s(apart, ()).is_exact
     found = again.step_s(near, ())
     assert not found.is_exact
-    assert found.step_s < simulate_steps(near, (), SETTLED_STEPS).step_s
+    simulated_s = simulate_steps(near, (), SETTLED_STEPS).step_s
+    assert found.step_s < simulated_s
+    assert again.steps_s([apart, near]) == [again.base.step_s, simulated_s]
 
 
 def test_one_step_simulated_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
