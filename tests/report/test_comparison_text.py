@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.html import render_block
 from perfmodel.report.comparison import comparison_html, figures_table
 from perfmodel.report.comparison_text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
@@ -189,3 +190,8 @@ def test_a_scenario_alone_is_no_contest(four: Comparison) -> None:
     assert ", limited by " in said
     assert list(sentences(alone)) == []
     assert "What differs" not in comparison_html(alone)
+
+
+def test_all_figures_of_a_comparison_show_on_a_phone(four: Comparison) -> None:
+    """Tables of more rows scroll there: memory and MFU, which stand last, were not seen."""
+    assert "scroll long" not in render_block(figures_table(four))

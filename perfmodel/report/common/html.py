@@ -56,7 +56,7 @@ _URL = re.compile(r"(https?://[^\s<>\"')\]]+[^\s<>\"')\].,;])")
 
 _QUOTED = re.compile(r"`([^`\n]+)`")
 _JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
-_LONG_ROWS = 14
+_LONG_ROWS = 16
 """Rows from which a table may go on on the next sheet of paper."""
 
 _MANY_COLUMNS = 8
