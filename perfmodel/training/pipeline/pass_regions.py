@@ -81,7 +81,7 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
             weights.append(part)
         elif task.stream == HOST.name:
             weight_s = _weight_issue_s(work, works, times)
-            inputs.append(work.changed(work=Compute(_seconds(task) - weight_s)))
+            inputs.append(work.changed(work=Compute(seconds_of(task) - weight_s)))
             weights.append(
                 work.changed(
                     name=f"{task.name}, weights", work=Compute(weight_s), after=(), issues=""
@@ -112,7 +112,7 @@ def _weight_issue_s(work: Work, works: Sequence[Work], times: LayerTimes) -> flo
         layers = slice(None)
     kernels = int((times.weight_gradient_s[layers] > 0).sum())
     total = int(times.backward_kernels[layers].sum())
-    return _seconds(work.task) * min(kernels, total) / total if total else 0.0
+    return seconds_of(work.task) * min(kernels, total) / total if total else 0.0
 
 
 PassKind = Literal["forward", "backward"]
@@ -124,14 +124,16 @@ class Work:
     """A task of a plan, or several merged; `after` are indices of the plain plan.
 
     `members`: the tasks of the plain plan that it stands for.
+    `ends_pass`: whether what the pass makes waits for it although no task of the plan does.
     """
 
     task: Task
     members: tuple[int, ...]
+    ends_pass: bool = False
 
     def changed(self, **fields: Any) -> Work:
         """Return the work with other fields of its task."""
-        return Work(replace(self.task, **fields), self.members)
+        return replace(self, task=replace(self.task, **fields))
 
     def without(self, sources: AbstractSet[int]) -> Work:
         """Return the work that waits for some tasks of the plain plan no more."""
@@ -348,21 +350,6 @@ def part_calls(
     return moved, [work.without(moving) for work in works if moving.isdisjoint(work.members)]
 
 
-def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
-    """Leave out what the host issues for a pass that takes the device longer than it.
-
-    Once ahead it stays so, and waits for nothing: its tasks would change no time.
-    """
-    issues = [work for work in works if work.task.stream == HOST.name]
-    issued_s = sum(_seconds(work.task) for work in issues)
-    device_s = sum(_seconds(work.task) for work in works if work.task.kind in PASSES)
-    others = any(w.task.kind not in PASSES and w.task.stream != HOST.name for w in works)
-    if others or issued_s > device_s or any(w.task.kind != "issue" for w in issues):
-        return list(works)
-    dropped = members_of(issues)
-    return [work.without(dropped) for work in works if work.task.stream != HOST.name]
-
-
 def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
     """One task for several; it waits for the first issue, and for what the first one waits for."""
     if len(run) == 1:
@@ -374,7 +361,7 @@ def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
     joined = replace(
         first,
         name=_span([task.name for task in tasks if task.kind == first.kind]),
-        work=Compute(sum(map(_seconds, tasks))),
+        work=Compute(sum(map(seconds_of, tasks))),
         after=tuple(after),
         after_previous=tuple(dict.fromkeys(a for t in tasks for a in t.after_previous)),
         core_s=sum(task.core_s for task in tasks),
@@ -394,11 +381,13 @@ def _rest(issued: Sequence[Work]) -> list[Work]:
     """What the host issues while the first kernels run, as one task."""
     if len(issued) < 2:
         return []
-    first, work = issued[1].task, Compute(sum(_seconds(each.task) for each in issued[1:]))
+    first, work = issued[1].task, Compute(sum(seconds_of(each.task) for each in issued[1:]))
     joined = replace(first, name=f"{first.name} ..", work=work, after=(), issues="")
-    return [Work(joined, tuple(member for each in issued[1:] for member in each.members))]
+    members = tuple(member for each in issued[1:] for member in each.members)
+    return [Work(joined, members, ends_pass=True)]
 
 
-def _seconds(task: Task) -> float:
+def seconds_of(task: Task) -> float:
+    """Duration of a task that computes or issues; seconds."""
     assert isinstance(task.work, Compute)
     return task.work.duration_s

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.memo import once
+from perfmodel.training.pipeline.host_issue import (
+    drop_hidden_issues,
+    drop_host_ahead,
+    issue_first_layer_alone,
+)
 from perfmodel.training.pipeline.pass_actions import (
     Message,
     PassAction,
@@ -19,7 +24,6 @@ from perfmodel.training.pipeline.pass_regions import (
     PassKind,
     Regions,
     Work,
-    drop_host_ahead,
     merge_pass,
     part_calls,
     split_backward,
@@ -247,14 +251,15 @@ def _prepare_pass(
     `splits`: whether gradients of weights are put off.
     `ahead`: whether the host is ahead of the device.
     """
-    regions = passes.regions[part]
-    works = merge_pass(regions.passes[key], regions.waited_for)
+    regions, times = passes.regions[part], passes.parts[part].part.times
+    works = issue_first_layer_alone(regions.passes[key], times)
+    works = merge_pass(works, regions.waited_for)
     works, calls, later = drop_host_ahead(works) if ahead else works, list[Work](), list[Work]()
     if paired:
         calls, works = part_calls(works, regions.expert_calls)
     if splits:
-        works, later = split_backward(works, passes.parts[part].part.times)
-    return calls, works, later
+        works, later = split_backward(works, times)
+    return calls, drop_hidden_issues(works), drop_hidden_issues(later)
 
 
 def write_works(
@@ -273,6 +278,7 @@ def write_works(
     part, own, tasks = passes.part(chunk), own or WrittenPass(), passes.tasks
     known, local, rank_class = passes.indices.setdefault(part, {}), own.indices, passes.rank_class
     outputs: list[int] = []
+    issued: list[int] = []
     begun = False
     for work in works:
         task = work.task
@@ -302,10 +308,12 @@ def write_works(
             passes.previous.append((index, part, task.after_previous))
         local.update(dict.fromkeys(work.members, index))
         begun = begun or task.kind in PASSES
-        if runs_layers:
+        if work.ends_pass:
+            issued.append(index)
+        elif runs_layers:
             outputs.append(index)
     known.update(local)
-    return tuple(outputs[-2:])
+    return (*outputs[-2:], *issued[-1:])
 
 
 def of_part(work: Compute | Collective, part: int, suffix: str = "") -> Compute | Collective:

@@ -67,17 +67,21 @@ def toy_pipeline(
     ranks: int = 1,
     launch_s: float = 0.0,
     plan: Plan | None = None,
+    blocks: int = 1,
+    segments: int = 128,
     **options: object,
 ) -> StepPlan:
-    """A pipeline of one block a part."""
-    by_part = dict.fromkeys(range(schedule.parts), times) if isinstance(times, PassTimes) else times
-    workload, layer_times = toy_model(schedule.parts, by_part, launch_s=launch_s)
+    """A pipeline of one block a part, or of `blocks` that take so long each."""
+    count = blocks * schedule.parts
+    by_block = dict.fromkeys(range(count), times) if isinstance(times, PassTimes) else times
+    workload, layer_times = toy_model(count, by_block, launch_s=launch_s)
     copies = 2 if schedule.layout == "bidirectional" else 1
     accumulate = len(schedule.chunk_micro_batches(0))
     parts = [
         PartPlan(
             (plan or plain_ddp)(
-                StepRequest(part.workload, part.times, copies * ranks, 1), accumulate
+                StepRequest(part.workload, part.times, copies * ranks, 1, segments=segments),
+                accumulate,
             ),
             part,
         )

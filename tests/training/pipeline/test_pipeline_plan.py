@@ -218,6 +218,23 @@ def test_a_host_that_waits_for_messages_issues_after_them(overlap_p2p: bool, iss
     assert end == pytest.approx(2 * 8.0 + 2 * 1.0 + issues * 0.25, rel=1e-6)
 
 
+@pytest.mark.parametrize("segments", [1, 3, 128])
+@pytest.mark.parametrize(("launch_s", "step_s"), [(0.25, 64 + 3 * 0.25), (8.0, 4 * 32 + 8)])
+def test_kernels_begin_once_their_first_layer_is_issued(
+    segments: int, launch_s: float, step_s: float
+) -> None:
+    """Four blocks a part, as one task or several, F of 12 s and B of 20 s, a micro-batch alone.
+
+    A quick host shows a launch behind each message and at the start, as with one block; a slow one
+    is waited for: all launches of F, F, B, B, and that of the optimizer.
+    """
+    schedule = make_schedule("1f1b", 2, 1)
+    plan = toy_pipeline(
+        schedule, EVEN, overlap_p2p=False, launch_s=launch_s, blocks=4, segments=segments
+    )
+    assert simulate(plan, machine_of(2), fidelity="free").step_ends_s[0] == pytest.approx(step_s)
+
+
 def test_waiting_costs_what_overlap_hides() -> None:
     """GPipe with messages of a second: hidden but for two, or one after each pass of all."""
     schedule = make_schedule("gpipe", 2, 8)
