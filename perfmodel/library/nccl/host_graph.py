@@ -289,11 +289,11 @@ def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
 def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
     """Capacity that NCCL takes a link to have, by its kind; the link's own where it has no idea.
 
-    Of a link that was lost: what it had, as routes are those of before.
+    Of a link that became slower or was lost: what it had. NCCL reads what links can do when it
+    starts (of PCIe ``max_link_width``, ``src/graph/xml.cc``), and keeps its choices.
     """
-    arcs = topology.arcs
-    own_Bps = arcs.bandwidth_Bps[arc] or topology.built.bandwidth_Bps[arc]
-    own, kind = float(own_Bps) / 1e9, arcs.kinds[arc]
+    arcs = topology.built
+    own, kind = float(arcs.bandwidth_Bps[arc]) / 1e9, arcs.kinds[arc]
     if kind == "nvlink":
         src, dst = arcs.names[arc]
         nominal = sum(arcs.lanes[cable] for cable in topology.links[src][dst]) * lane_GBps
