@@ -118,6 +118,7 @@ COMMANDS = {
     "measure": "measure",
     "calibrate": "calibrate",
     "validate": "calibrate",
+    "diagnose": "diagnose",
     "scenarios": "init",
     "models": "models",
     "schema": "init",
@@ -175,6 +176,8 @@ torchrun --nproc-per-node 8 --no-python perfmodel measure ring --backend nccl --
 perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml
 perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html
 perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml
+perfmodel diagnose nccl.log --topology dgx-h100 --fabric rail-optimised
+perfmodel diagnose nccl.log --topology my-node.yaml --profile mine --json
 perfmodel validate
 perfmodel validate --data my-sweeps -o my-report
 perfmodel validate --data my-sweeps --profile mine --json

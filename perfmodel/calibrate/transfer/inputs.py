@@ -87,7 +87,7 @@ class _FitInput:
         file, faults = measured.file, list[Fault]()
         if measured.measurement is not None:
             self._add_sweep(_sweep_of(measured.measurement, file), file, sha256)
-        for sweep in _prefer_out_of_place(measured.sweeps):
+        for sweep in prefer_out_of_place(measured.sweeps):
             if sweep.op in OWN_ALGORITHM:
                 with collect_faults(faults):
                     self.notes += _doubts(sweep, file, self._add_sweep(sweep, file, sha256))
@@ -99,7 +99,7 @@ class _FitInput:
         raise_faults(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
-        nodes, gpus_per_node = _layout(
+        nodes, gpus_per_node = layout_of(
             sweep, self.request, self.build_topology(1, None).gpus_per_host
         )
         settings = settings_of(
@@ -213,7 +213,7 @@ def _faults_of_unused(matrices: Sequence[LinkMatrix], reasons: Sequence[str]) ->
     return [Fault("matrix", actual, allowed, file) for file in files]
 
 
-def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
+def prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Take times out of place where a table has both: NCCL's own numbers are quoted for them.
 
     Where only the time out of place is a spike (the first iterations of a run often are), that in
@@ -242,7 +242,7 @@ def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
     return replace(sweep, rows=rows, notes=(*sweep.notes, note)) if sizes else sweep
 
 
-def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:
+def layout_of(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:
     """Return nodes of the machine that made a sweep, and GPUs of each; one has `largest` GPUs.
 
     Where neither the log nor the user says, ranks that are more than those of a node filled several
