@@ -182,6 +182,7 @@ perfmodel validate
 perfmodel validate --data my-sweeps -o my-report
 perfmodel validate --data my-sweeps --profile mine --json
 perfmodel scenarios
+perfmodel scenarios resnet50-dgx-a100 > mine.yaml
 perfmodel models
 perfmodel models llama3-8b whisper-large-v3
 perfmodel schema scenario > scenario.schema.json

@@ -186,10 +186,20 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
     return place
 
 
-def scenarios(json: JsonOption = False) -> None:
-    """List the scenarios and the question of each."""
+def scenarios(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="Print the file of this one.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the scenarios and the question of each, or print the file of one, to begin with."""
     from perfmodel.api.names import scenario_questions
+    from perfmodel.files import find_file, read_text
 
+    if name is not None:
+        refuse_if(json, "--json", "beside a scenario", "only without: files are YAML")
+        print_text(read_text(find_file(name, "scenarios", field="SCENARIO")).rstrip())
+        return
     questions = scenario_questions()
     if json:
         print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})

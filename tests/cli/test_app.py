@@ -402,6 +402,15 @@ def test_lists(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scenario", "topology"])
+def test_the_file_of_a_scenario_is_printed():
+    printed = perf("scenarios", "resnet50-dgx-a100")
+    file = list_shipped("scenarios")["resnet50-dgx-a100"].read_text("utf-8")
+    assert printed.output.strip() == file.strip()
+    refused = perf("scenarios", "resnet50-dgx-a10")
+    assert refused.exit_code == 2
+    assert "resnet50-dgx-a100" in refused.output
+
+
 def test_schemas_are_schemas(kind):
     import jsonschema
 
