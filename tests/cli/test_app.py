@@ -400,8 +400,6 @@ def test_lists(tmp_path, monkeypatch):
         assert perf(*command).exit_code == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["scenario", "topology"])
 def test_the_file_of_a_scenario_is_printed():
     printed = perf("scenarios", "resnet50-dgx-a100")
     file = list_shipped("scenarios")["resnet50-dgx-a100"].read_text("utf-8")
@@ -411,6 +409,8 @@ def test_the_file_of_a_scenario_is_printed():
     assert "resnet50-dgx-a100" in refused.output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["scenario", "topology"])
 def test_schemas_are_schemas(kind):
     import jsonschema
 
