@@ -20,8 +20,9 @@ from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, re
 from perfmodel.traces.run import read_ranks
 
 COMMENTS: Mapping[str, str] = {
-    "file": "layers, tensors and measured times of the trace; edit it",
-    "times": "the same file: the trace's own times",
+    "file": "layers and tensors; edit it",
+    "model.name": "whose work is known, so that another GPU prices its layers anew",
+    "times": "of the trace, and the device that they are of",
     "precision": "of the gradients that were reduced",
     "gpu_spread": "the recorded ranks are as slow as they were",
     "overlap_slowdown": "of work beside collectives, as recorded",
@@ -99,6 +100,9 @@ def draft_from_trace(
     content["cluster"] = {**content["cluster"], "node": names[MACHINE]}
     if answers.node is not None:
         content |= _other_machine(answers, ranks[0], output.parent)
+        if answers.model is not None:  # its work is known, to price the layers anew
+            key = "file" if Path(answers.model).is_file() else "name"
+            content["model"] = {key: relative_file(answers.model, output.parent)}
     for kind, name in written.items():
         output.with_name(name).write_text(rebuilt.text(kind), encoding="utf-8")
     text = _render_trace(content, ranks[0])
@@ -138,7 +142,10 @@ def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
         fields = value if isinstance(value, Mapping) else {}
         lines.append(f"{name}:" if fields else f"{name}: {value}")
         lines += [
-            commented(f"  {key}: {flow_yaml(each)}", COMMENTS.get(key, "as recorded"))
+            commented(
+                f"  {key}: {flow_yaml(each)}",
+                COMMENTS.get(f"{name}.{key}") or COMMENTS.get(key, "as recorded"),
+            )
             for key, each in fields.items()
         ]
     return "\n".join(lines) + "\n"
@@ -151,4 +158,7 @@ def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> I
     )
     if answers.node is not None:
         gpu = load_node(answers.node).gpu
-        yield f"times of layers are those of {trace.device}; the machine has {gpu}"
+        yield (
+            f"times of layers are those of {trace.device}; the machine has {gpu}: if that is "
+            "another, run prices layers anew, for which --model names a model whose work is known"
+        )

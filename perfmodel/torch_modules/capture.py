@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if, require_installed
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.memo import grouped
+from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, kept_by_layers, layer_fields
@@ -301,6 +303,8 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
     document = {**captured.document, "layers": layers}
     if times.optimizer_s is not None:
         document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
+    with suppress(InputError):  # of a GPU that the table lacks: they hold for any machine
+        document["device"] = "cpu-process" if times.device == "cpu" else read_gpu(times.device).name
     precision = f" under autocast to {autocast}" if autocast else ""
     notes = [
         *captured.notes,

@@ -68,6 +68,8 @@ def measure_layers(
     Raises `InputError`: a module on the meta device, or one that with real tensors has other layers
     than those captured.
     """
+    import torch
+
     device = _device_of(model)
     batch = (
         batch.to(device)
@@ -82,7 +84,8 @@ def measure_layers(
         tuple(total * share for share in part) for total, part in zip(totals, shares, strict=True)
     )
     optimizer_s = None if optimizer is None else _optimizer_s(model, optimizer, device)
-    return MeasuredLayers(forward_s, backward_s, optimizer_s, slowdown, device, REPEATS)
+    named = device if device == "cpu" else torch.cuda.get_device_name()
+    return MeasuredLayers(forward_s, backward_s, optimizer_s, slowdown, named, REPEATS)
 
 
 def _device_of(model: Any) -> str:

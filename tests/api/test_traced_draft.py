@@ -54,6 +54,8 @@ def test_another_machine_by_name(trace: Path, tmp_path: Path) -> None:
     assert draft.scenario.training.batch_per_gpu == 64
     assert not (tmp_path / "h100-machine.yaml").exists()
     assert "times of layers are those of" in " ".join(draft.notes)
+    with pytest.raises(InputError, match="times of a100-sxm4-40gb, on a machine of h100-sxm5-80gb"):
+        run_scenario(draft.scenario)
 
 
 def test_what_the_trace_says_is_no_flag(trace: Path, tmp_path: Path) -> None:

@@ -292,6 +292,7 @@ def _model_document(
         "layers": layers[::-1],
         "optimizer": _time(max(tail, 0.0)),
         "copy_rate": f"{copy_Bps / 1e9:.9g} GB/s",
+        "device": gpu.name,
     }
     return document | ({"buffers": f"{buffers} B"} if buffers else {})
 

@@ -96,17 +96,16 @@ def read_layer_times(
     )
 
 
-def read_measured_activations(path: Path | str) -> float | None:
-    """Return the activations that a file of times states, of a whole micro-batch; bytes.
+def read_stated(path: Path | str) -> ModelSpec:
+    """Return what a file of times states beside them: the device that they are of, activations.
 
     Raises `InputError`: a file that does not hold.
     """
-    path = Path(path)
-    if path.suffix.lower() == ".csv":
-        return None
     from perfmodel.workload.readers.spec import ModelSpec
 
-    return validate_document(ModelSpec, read_yaml(path), str(path)).activations
+    path = Path(path)
+    is_csv = path.suffix.lower() == ".csv"
+    return ModelSpec() if is_csv else validate_document(ModelSpec, read_yaml(path), str(path))
 
 
 def _from_csv(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:

@@ -193,7 +193,8 @@ class ModelSpec(FileModel):
     measured, of a whole micro-batch. `buffer_groups` state buffers by data type.
     `inputs`, `outputs` and `stream` (what repeated blocks hand on) are elements of one sample.
     `sample` is what one is ("sequence of 512 tokens"), counted by its first word ("sequences");
-    with `tokens_per_sample` plans can count in tokens.
+    with `tokens_per_sample` plans can count in tokens. `device` is what its times were taken on: a
+    GPU of the table; without it they hold for any machine.
     """
 
     perfmodel: Literal[1] = 1
@@ -213,6 +214,7 @@ class ModelSpec(FileModel):
     optimizer: Seconds | None = None
     activations: Bytes | None = None
     copy_rate: Bandwidth | None = None
+    device: Name | None = None
 
     @model_validator(mode="after")
     def _check_buffer_groups(self) -> Self:

@@ -208,7 +208,7 @@ def build_machine(
         )
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
-    if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
+    if scenario.library.host_step and topology.gpu.generation != "cpu":
         allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"
         raise scenario.fault("library.host_step", f"{scenario.library.host_step:g} s", allowed)
     return make_machine(

@@ -24,7 +24,7 @@ from perfmodel.training.memory_use import (
 )
 from perfmodel.training.parallel_layout import stage_memory
 from perfmodel.workload.kernels.float8_layers import float8_casts
-from perfmodel.workload.readers.layer_times import read_measured_activations
+from perfmodel.workload.readers.layer_times import read_stated
 
 _OF_HOST = {"host_bytes", "drive_bytes", "waiting_bytes"}
 """Parts of the memory of one GPU's training that lie in the host."""
@@ -74,7 +74,7 @@ def estimate_memory(
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
-        activations_bytes=read_measured_activations(times) if compute.times else None,
+        activations_bytes=read_stated(times).activations if compute.times else None,
         float8=job.float8,
         float8_copies=float8_copies,
         workspace_bytes=workspace_bytes(job.gpu.generation),

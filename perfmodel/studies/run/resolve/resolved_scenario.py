@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast, get_args
@@ -26,13 +26,14 @@ from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
-from perfmodel.topology.model import Topology
+from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec, device_names
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
+from perfmodel.workload.readers.layer_times import read_stated
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -95,6 +96,7 @@ def resolve_scenario(
         scenario = scenario.model_copy(
             update={"cluster": scenario.cluster.model_copy(update={"nodes": node.hosts})}
         )
+    scenario, workload = _of_this_device(scenario, workload, _gpu_of(node))
     all_sizes = tuple(sizes(scenario, gpus_of(node)))
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)
@@ -136,9 +138,43 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
     )
 
 
+def _of_this_device(
+    scenario: Scenario, workload: Workload, gpu: Gpu
+) -> tuple[Scenario, Workload]:
+    """The scenario and its model; times that were taken on another device are priced anew.
+
+    What was recorded beside them, how unlike GPUs are and what collectives slow down, goes, too.
+    Raises `InputError`: the work of the model's layers is not known.
+    """
+    compute, field = scenario.compute, "compute.times"
+    if compute.times is None:
+        return scenario, workload
+    with relocated_errors(scenario, "compute", {"gpu": field}):
+        stated = read_stated(scenario.origin.resolve(field, compute.times)).device
+        measured = load_gpu(stated) if stated else gpu
+    if gpu.name == measured.name or gpu.generation == measured.generation == "cpu":
+        return scenario, workload
+    if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
+        allowed = (
+            f"a machine of {stated}; or a model whose work is known, of which layers are priced "
+            "anew: --set 'model={name: ...}', or matmul_flops per layer in its file"
+        )
+        raise scenario.fault(field, f"times of {stated}, on a machine of {gpu.name}", allowed)
+    note = f"Times of layers in {compute.times} are of {stated}: priced anew for {gpu.name}."
+    roofline = {"source": "roofline", "times": None, "gpu_spread": None, "overlap_slowdown": None}
+    return (
+        scenario.model_copy(update={"compute": compute.model_copy(update=roofline)}),
+        replace(workload, notes=(*workload.notes, note)),
+    )
+
+
 def gpus_of(node: NodeSpec | Topology) -> int:
     """GPUs of one node."""
     return node.gpus_per_host if isinstance(node, Topology) else len(device_names(node, "gpu"))
+
+
+def _gpu_of(node: NodeSpec | Topology) -> Gpu:
+    return node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
 
 
 def _read_node(scenario: Scenario) -> NodeSpec | Topology:
@@ -175,7 +211,7 @@ def resolve_names(
     for number, job in enumerate(scenario.jobs):
         with collect_faults(faults):
             other_workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
-    own = node.gpu if isinstance(node, Topology) else None if node is None else load_gpu(node.gpu)
+    own = None if node is None else _gpu_of(node)
     for number, mixed in enumerate(scenario.cluster.mixed):
         with (
             collect_faults(faults),
