@@ -263,18 +263,30 @@ def describe_type(value: object) -> str:
 def nearest(names: Iterable[str], found: str) -> str | None:
     """Return the name closest to `found`, or None; case and separators are ignored.
 
+    What has it as a part is meant rather than what one letter would turn it into.
+
     Examples
     --------
     >>> nearest(["dgx-a100", "dgx-h100"], "DGX_A100")
     'dgx-a100'
     >>> nearest(["fp8", "fp16"], "fp18")
     'fp16'
+    >>> nearest(["aws-p5", "aws-g5-48xlarge"], "aws-g5"), nearest(["oci-a100"], "a10g")
+    ('aws-g5-48xlarge', None)
     """
     folded = {_folded(name): name for name in names}
     text = _folded(found)
     if text in folded:  # the search below takes a millisecond per hundred names
         return folded[text]
-    close = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.5)
+    numbered = text[1:] and text[-1].isdigit()  # another number is another thing
+    parts = [
+        each
+        for each in folded
+        if f"-{text}-" in f"-{each}-" or (numbered and each.startswith(text))
+    ]
+    if parts:
+        return folded[min(parts, key=len)]
+    close = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.55)
     if not close:
         return None
     mistyped = [each for each in close if _differs_in_one_letter(each, text)]

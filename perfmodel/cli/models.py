@@ -226,21 +226,26 @@ def models(
                 "nbytes": m.nbytes,
                 "sample": str(m.sample),
                 "source": m.source,
+                "notes": m.notes,
             }
             for m in zoo
         ]
         print_json({"models": documents})
         return
     print_table(
-        ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
+        ("model", ">parameters", ">tensors", ">size", "of", "one sample"),
         [
             (
                 m.name,
                 f"{m.parameters:,}",
                 f"{len(m.tensors)}",
                 format_bytes(m.nbytes),
+                " and ".join(sorted({tensor.dtype for tensor in m.tensors})),
                 str(m.sample),
             )
             for m in zoo
         ],
     )
+    for m in zoo if names else ():
+        for note in m.notes:
+            print_note(f"{m.name}: {note}")

@@ -97,7 +97,9 @@ def _make_fault(
         allowed = str(cause)
     elif details["type"] == "missing":
         path.append(details["loc"][-1])
-        text, allowed = "nothing", "a value: this field is required"
+        members = _models_at(model, details["loc"])
+        text = "no such section" if members else "nothing"
+        allowed = _SECTION + _fields_listed(members) if members else "a value: it is required"
     elif details["type"] == "extra_forbidden":
         names = _field_names(_models_at(model, details["loc"][:-1]))
         fields = allowed_names(names, str(path[-1]) if near else None)
@@ -136,15 +138,16 @@ def _quote_value(value: object) -> str:
     return text if len(text) <= _SHORT_CHARACTERS else text[: _SHORT_CHARACTERS - 3] + "..."
 
 
+_SECTION = "a section of fields"
 _ALLOWED_BY_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
     "string_type": "text",
     "bool_type": "true or false",
-    "model_type": "a section of fields",
-    "model_attributes_type": "a section of fields",
-    "dict_type": "a section of fields",
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+    "dict_type": _SECTION,
     "tuple_type": "a list",
     "list_type": "a list",
 }

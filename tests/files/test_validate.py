@@ -11,7 +11,7 @@ from perfmodel.files import (
     FileModel,
     validate_document,
 )
-from tests.files.documents import Example, faults_of
+from tests.files.documents import Cat, Example, faults_of
 
 
 def test_every_fault_is_found_at_once_with_its_line(tmp_path):
@@ -81,3 +81,15 @@ def test_a_missing_field_is_named(tmp_path):
 def test_a_document_that_is_no_mapping_is_refused(document):
     with pytest.raises(InputError, match=r"f\.yaml.*document"):
         validate_document(Example, document, "f.yaml")
+
+
+class Owner(FileModel):
+    pet: Cat
+
+
+def test_a_missing_section_is_told_what_it_may_hold():
+    with pytest.raises(InputError) as caught:
+        validate_document(Owner, {})
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.found) == ("pet", "no such section")
+    assert fault.allowed == "a section of fields: 'kind', 'lives'"

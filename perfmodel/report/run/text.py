@@ -64,6 +64,7 @@ def result_lines(result: Result) -> list[Block]:
         quantities.utilisation(main),
         f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
         quantities.rests_on(main, sourced=True),
+        *result.notes,
     ]
     sizes = tabulate(
         result.points,

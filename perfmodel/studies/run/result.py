@@ -224,6 +224,8 @@ class Result:
         in the fabric.
     slowest_gpu : float
         How many times as long as a usual GPU the slowest of the last point's takes to compute.
+    notes : tuple of str
+        Of the assumptions, those on the model: what of a file is left out, or priced otherwise.
     search : MixtureSearch, optional
         How the parallel layout was found, where the scenario left it open.
     """
@@ -243,6 +245,7 @@ class Result:
     provenance: Mapping[str, str]
     routing_cost: float = 1.0
     slowest_gpu: float = 1.0
+    notes: tuple[str, ...] = ()
     search: LayoutSearch | None = None
 
     @property

@@ -144,6 +144,7 @@ def _assemble_result(
         slowest_gpu=1.0
         if job.strategy.loops
         else slowest_factor(largest.size.gpus, gpu_spread(job)),
+        notes=job.model.notes,
         assumptions=(
             *list_assumptions(job, largest.machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),

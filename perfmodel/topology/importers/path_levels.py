@@ -9,9 +9,9 @@ usual.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import combinations, count, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,16 +72,12 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
         for b, other in matrix.numa.items()
         if a < b and own == other and matrix.cells.get((a, b)) not in {"DIS", "N/A"}
     ]
-    if any(matrix.cells.get(pair) == "SYS" for pair in same):
-        notes.append(
-            "GPUs of one NUMA domain are joined there, though the table says SYS (a virtual"
-            " machine hides how)"
-        )
     if (pairs or matrix.numa or "SYS" in matrix.cells.values()) or len(matrix.devices) == 1:
         domains = _components(matrix.devices, [*pairs, *same])
         merged = domains if matrix.numa else _merge_domains(domains, matrix)
         if len(merged) < len(domains):
             notes.append("as few NUMA domains as the table allows, where NVLink hides them")
+        notes += _nearer_than_stated(matrix, merged)
         return merged
     gpus = list(matrix.gpus)
     count = len(gpus) if part.c2c else usual_domains(part, len(gpus), part.cpu)
@@ -90,6 +86,22 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
     domains = [gpus[a:b] for a, b in pairwise(edges)]
     domains[0] += matrix.nics
     return [domain for domain in domains if domain]
+
+
+def _nearer_than_stated(matrix: Matrix, domains: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Say which devices are taken to be nearer to each other than their cells have it."""
+    place = {name: at for at, domain in enumerate(domains) for name in domain}
+    pairs = [
+        pair
+        for pair in combinations(matrix.devices, 2)
+        if matrix.cells.get(pair) == "SYS" and place[pair[0]] == place[pair[1]]
+    ]
+    if pairs:
+        more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        yield (
+            f"{' to '.join(pairs[0])}{more} are joined in one NUMA domain (PHB), as other cells or "
+            "CPU affinity have it, though the table says SYS (a virtual machine hides how)"
+        )
 
 
 def _merge_domains(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:

@@ -29,6 +29,7 @@ from perfmodel.workload.configs.family import (
     contract,
 )
 from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
+from perfmodel.workload.configs.vision_towers import left_out
 from perfmodel.workload.zoo.buildable import Buildable
 
 _HARMLESS = """
@@ -143,8 +144,6 @@ SIZES = frozenset(
     }
 )
 """Fields without which a file of somebody else's family says nothing of its model."""
-TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
-
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",
@@ -204,7 +203,7 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     except InputError as error:
         faults = [_with_other_way(fault, document.path) for fault in error.faults]
         raise InputError([document.located(fault, section) for fault in faults]) from None
-    return replace(model, notes=(*model.notes, TEXT_ALONE)) if is_part else model
+    return replace(model, notes=(*model.notes, left_out(content, _TOWERS))) if is_part else model
 
 
 def _with_other_way(fault: Fault, path: Path) -> Fault:
@@ -311,6 +310,7 @@ def name_of(document: JsonFile) -> str:
 _TABLE: Mapping[str, Any] = json.loads(
     Path(__file__).with_name("families.json").read_text(encoding="utf-8")
 )
+_TOWERS = {**_TABLE["towers"], "qwen3_vl_moe": _TABLE["towers"]["qwen3_vl"]}
 _ROWS: Mapping[str, Mapping[str, Any]] = {**_TABLE["bases"], **_TABLE["families"]}
 _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "decoder": decoder_model,

@@ -359,3 +359,17 @@ def test_gpus_of_one_numa_domain_share_it_though_a_virtual_machine_says_sys() ->
     imported = read(text, "T4")
     assert any("virtual machine" in note for note in imported.notes)
     assert [d.id for d in imported.node().nodes if d.kind == "cpu"] == ["cpu0"]
+
+
+def test_devices_that_are_nearer_than_the_table_has_them_are_said() -> None:
+    """SYS from a GPU to a NIC becomes PHB where other cells join both in one NUMA domain."""
+    head = "\tGPU0\tGPU1\tNIC0\tNIC1\n"
+    rows = "GPU0\t X \tPHB\tPHB\tSYS\nGPU1\tPHB\t X \tSYS\tSYS\n"
+    text = f"{head}{rows}NIC0\tPHB\tSYS\t X \tSYS\nNIC1\tSYS\tSYS\tSYS\t X \n"
+    imported = read(text, "T4")
+    said = [note for note in imported.notes if "though the table says SYS" in note]
+    assert said == [
+        "GPU1 to NIC0 are joined in one NUMA domain (PHB), as other cells or CPU affinity have it, "
+        "though the table says SYS (a virtual machine hides how)"
+    ]
+    assert not any("says SYS" in note for note in read(PAIRS, "A100 PCIe").notes)
