@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import html
 import json
+import quopri
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ _ESCAPES = re.compile(
     r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[)\[[0-?]{0,40}[ -/]{0,4}[@-~]"
     r"|\x1b(?:\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-Za-z0-9])"
     r"|\[(?:0|1|4|22|24|3\d|9\d)(?:;\d{1,3})*m"  # a colour whose escape was lost
-    r"|[\x0e\x0f]"
+    r"|[\x0b\x0c\x0e\x0f]"
 )
 _SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
@@ -55,9 +56,18 @@ _TYPESET = str.maketrans(
     '-------""""\'\'||',
 )
 _ENTITY = re.compile(r"&(?:nbsp|lt|gt|amp|quot|apos|#\d{1,6}|#x[0-9a-fA-F]{1,5});")
-_TAG = re.compile(
-    r"</?(?:pre|code|span|div|br|p|samp|tt|b|i|em|strong|font)\b[^<>]{0,200}>", re.IGNORECASE
-)
+_TAGS = r"</?(?:pre|code|span|div|br|p|samp|tt|b|i|em|strong|font{more})\b[^<>]{{0,200}}>"
+_TAG = re.compile(_TAGS.format(more=""), re.IGNORECASE)
+_CELL_TAG = re.compile(r"</?(?:t[rdh]|table|thead|tbody)\b[^<>]{0,200}>", re.IGNORECASE)
+_XML = re.compile(rf"\s*(?!{_TAGS.format(more='|t[rdh]|table')})<[?!A-Za-z]", re.IGNORECASE)
+_MARKDOWN = re.compile(r"\\([_*#|<>])|\*\*(?=\w)|(?<=\w)\*\*")
+"""Marks that Markdown has before what would be a mark, and around what is bold."""
+_NEWLINE = re.compile("\r\n|[\r\x85\u2028\u2029]")
+_STRING = re.compile(r"^\s*(?:\{\s*\"\w+\"\s*:\s*)?[bu]?[\"']")
+"""Where text begins that stands in one string of JSON or Python."""
+_FEWEST_ESCAPED = 4
+_MAIL = re.compile(r"(?m)=3D|^.{70,75}=$")
+"""Signs and ends of lines in quoted-printable, as mails are kept."""
 
 # ---------------------------------------------------------------- what stands before a line
 
@@ -76,11 +86,13 @@ _BEFORE = re.compile(
     r"|[\w./-]+\.(?:log|txt|out|err)[:-]\d+[:-]"  # grep -n over files
     r"|\[\s*\d+\.\d{3,9}\](?=\s|$)"  # seconds since the start, as dmesg and ts -s write them
     r"|std(?:out|err) [FP](?=\s|$)"  # what containerd writes behind a time
+    r"|<\d{1,3}>\d(?:\s\S+){5}\s(?:-|\[[^\]]{0,200}\])"  # syslog of RFC 5424
     rf"|(?:<\d{{1,3}}>)?(?:{_MONTHS})\s+\d{{1,2}}\s+\d\d:\d\d:\d\d\s+\S+\s+"  # syslog: time, host,
     r"[\w./@-]+(?:\[\d+\])?:"  # and program
     r"|[\w.-]+\s+[\w./@-]+\[\d+\]:(?=\s|$)"  # journald, behind an ISO time
     r"|[IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s+\d+\s+[\w./-]+:\d+\]"  # glog
-    r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?(?::[\w.]+:|(?:\s*[:|]|\s-)?(?=\s))"  # logging
+    r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?"  # logging
+    r"(?::[\w.]+:|(?:\s*[:|]|\s-)?(?=\s|$))"
     r"|\d+:(?=\s|$)"  # srun --label
     r"|\d+\|[^|]{1,60}\|"  # pm2
     r"|\[\d+\](?=\s)(?!\s*\"?[SHR]-)"  # Hydra; ibnetdiscover's ports have a name behind them
@@ -144,7 +156,21 @@ def _decode(data: bytes, file: str) -> str:
     if number := _TOO_LONG.search(text):
         line = text.count("\n", 0, number.start()) + 1
         raise InputError(Fault("file", "a number of 1,000 digits", "shorter ones", file, line))
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return _NEWLINE.sub("\n", text)
+
+
+def is_xml(text: str) -> bool:
+    """Tell whether a text begins as XML does, and not as a part of a page of HTML."""
+    return _XML.match(text) is not None
+
+
+def _unescaped(text: str) -> str:
+    """Text that stands in one string, as programs keep what others print: its lines are lines."""
+    if len(_MAIL.findall(text)) > 1:
+        text = quopri.decodestring(text.encode()).decode("utf-8", "replace")
+    if text.count("\\n") < max(_FEWEST_ESCAPED, 2 * text.count("\n")):
+        return text if text.lstrip()[:1] in "<{[" else text.replace("\\t", "\t")
+    return _STRING.sub("", text).replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"')
 
 
 def clean_characters(text: str) -> str:
@@ -155,13 +181,13 @@ def clean_characters(text: str) -> str:
     >>> clean_characters("\x1b[4mGPU0\x1b[0m\u00a0X")
     'GPU0 X'
     """
-    text = _ESCAPES.sub("", text)
+    text = _ESCAPES.sub("", _unescaped(text))
     if not text.isascii():
         text = _INVISIBLE.sub("", _SPACES.sub(" ", text)).translate(_TYPESET)
-    if text.lstrip()[:1] != "<":  # XML keeps its entities
+    if not is_xml(text):  # which keeps its entities
         if _ENTITY.search(text):
             text = _SPACES.sub(" ", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
-        text = _TAG.sub("", text)
+        text = _MARKDOWN.sub(r"\1", _CELL_TAG.sub(" ", _TAG.sub("", text)))
     return _JIRA.sub("", text) if "{" in text else text
 
 
@@ -222,16 +248,30 @@ def _clean_line(line: str) -> str:
     if quoted is not None:
         line = quoted[1].replace("\\t", "\t").replace('\\"', '"')
     rest = line.lstrip("> \t") if (mark := _QUOTE.match(line)) and mark.end() else line
-    line = _ANYWHERE.sub(" ", rest).rstrip() if "[" in rest or "()" in rest else rest.rstrip()
+    rest = rest.rstrip(" \t\\")
+    line = _ANYWHERE.sub(" ", rest).rstrip() if "[" in rest or "()" in rest else rest
     cells = line.strip()
     if cells.startswith("|") and cells.endswith("|") and cells.count("|") > 1:
         return cells.replace("|", " ").replace("`", " ").strip()
+    if separator := next((mark for mark in "|;," if _is_separated(cells, mark)), ""):
+        return line.replace(separator, " ").replace("`", " ")
     for _ in range(_MOST_BEFORE):
         before = _BEFORE.match(line)
         if before is None or not before.end():
             break
         line = line[before.end() :]
     return line.strip(" \t`") if line.strip(" \t`").startswith(("#", "[")) else line.strip("`")
+
+
+_FEWEST_CELLS = 4
+
+
+def _is_separated(line: str, mark: str) -> bool:
+    """Tell whether a mark separates the cells of a line; commas may be of lists of CPUs, too."""
+    cells = line.split(mark)
+    alone = mark == "|" or not any(" " in cell.strip() for cell in cells[1:-1])
+    stated = mark != "," or any("." in cell or cell.strip()[:1].isalpha() for cell in cells)
+    return len(cells) >= _FEWEST_CELLS and alone and stated
 
 
 def _unpack_records(lines: list[str]) -> list[str]:
@@ -253,7 +293,7 @@ def _unpack_records(lines: list[str]) -> list[str]:
 
 
 _MARK = re.compile(r"([-+*|])(?!\d+\.\d+s\s|.*\|\s*$)")
-_NUMBER = re.compile(r"\s*(\d{1,7})(?:[\t:|)]|\s)")
+_NUMBER = re.compile(r"\s*(\d{1,7})(?:[\t:|)]|\.(?=\s)|\s)")
 
 
 def _without_marks(lines: list[str]) -> list[str]:
@@ -292,8 +332,9 @@ def _without_shared_prefix(lines: Sequence[str]) -> list[str]:
         if len(firsts) < _PREFIX_LINES:
             return cleaned
         word, count = Counter(map(_shape, firsts)).most_common(1)[0]
+        is_mark = count == len(firsts) and not any(map(str.isalnum, word))
         shared = count >= 0.9 * len(firsts) and bool(re.search(r"[A-Za-z]", word))
-        if not shared or not (word[-1] in ":|]>)" or _is_a_name(firsts)):
+        if not is_mark and (not shared or not (word[-1] in ":|]>)" or _is_a_name(firsts))):
             return cleaned
         cleaned = [
             part[1] if part and _shape(part[0]) == word else line

@@ -36,6 +36,9 @@ MOST_COLUMNS = 1024
 OTHER_TOOL = re.compile(r"Measured bandwidth in GB/s of size|^nvloom", re.MULTILINE)
 
 
+_OTHER_OUTPUT = re.compile(r"NCCL (?:INFO|WARN|TRACE)|\bWarning\b|\w+Warning:|^\s*\d+ ?%\||\[W\b")
+"""Lines that other programs wrote between the rows of a matrix."""
+
 _Head = tuple[int, str, str]
 """The line behind the title of a matrix (zero-based), its test, and its unit."""
 
@@ -49,8 +52,13 @@ def is_matrix_log(lines: Sequence[str]) -> bool:
         "nvbandwidth Version" in line
         or ("Matrix" in line and _P2P.search(line))
         or (_TITLE.search(line) and _unit(line))
-        for line in lines
+        for line in map(_plain, lines)
     )
+
+
+def _plain(line: str) -> str:
+    """A line with single spaces; nothing of what another program wrote."""
+    return "" if _OTHER_OUTPUT.search(line) else " ".join(line.split())
 
 
 def is_nvbandwidth_json(document: object) -> bool:
@@ -66,7 +74,7 @@ def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
     InputError
         No matrix, or one that is cut off or does not add up; every fault at once.
     """
-    lines = [line.strip() for line in lines]
+    lines = [_plain(line) for line in lines]
     named = {int(match[1]): match[2].strip() for line in lines if (match := _DEVICE.search(line))}
     devices = tuple(named[number] for number in sorted(named))
     no_access = any("CANNOT Access Peer" in line for line in lines)
@@ -207,14 +215,14 @@ def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[
 
 
 def _block(lines: Sequence[str], start: int) -> tuple[list[str], int]:
-    """Lines of cells from one on, without single empty ones between them; the line behind them."""
+    """Lines of cells from one on, without empty ones between them; the line behind them."""
     block: list[str] = []
     end = start
     for at in range(start, len(lines)):
         if lines[at] and _is_cells(lines[at], block):
             block.append(lines[at])
             end = at + 1
-        elif lines[at] or at > end:
+        elif lines[at]:
             break
     return block, end
 

@@ -154,18 +154,16 @@ def _found_text(text: str, path: Path, op: str | None, ranks: int | None) -> Mea
 def _found_json(
     documents: list[Any], path: Path, op: str | None, ranks: int | None
 ) -> MeasurementFile:
-    file, first = str(path), documents[0]
-    records = first if len(documents) == 1 and isinstance(first, list) else documents
-    found = MeasurementFile(path.name)
-    if is_rccl_json(records):
-        return replace(found, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks)))
+    file, found = str(path), MeasurementFile(path.name)
+    if is_rccl_json(documents):
+        return replace(found, sweeps=tuple(read_rccl_json(documents, file, op=op, ranks=ranks)))
     if all(map(is_nccl_json, documents)):
         runs = (read_nccl_json(run, file, op=op) for run in documents)
         return replace(found, sweeps=tuple(chain.from_iterable(runs)))
     if all(map(is_nvbandwidth_json, documents)):
         tests = (read_nvbandwidth_json(run, file) for run in documents)
         return replace(found, matrices=tuple(chain.from_iterable(tests)))
-    return replace(found, measurement=validate_document(Measurement, first, file))
+    return replace(found, measurement=validate_document(Measurement, documents[0], file))
 
 
 def _json(text: str, lines: Sequence[str]) -> list[object] | None:
@@ -179,8 +177,9 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
     start = text.lstrip("\ufeff \t\r\n")
     if not _JSON_BEGIN.match(start):
         start = "\n".join(lines).lstrip()  # quoted, fenced, or behind prefixes
-    if not _JSON_BEGIN.match(start) or (start.startswith('{"') and is_nccl_log(lines)):
+    if not _JSON_BEGIN.match(start):
         return None
+    is_text = is_nccl_log(lines) or is_matrix_log(lines)  # of lines in JSON, or behind brackets
     size, most = f"JSON of {len(start) / 2**20:.0f} MiB", f"at most {LARGEST_JSON // 2**20} MiB"
     refuse_if(len(start) > LARGEST_JSON, "file", size, most)
     decoder, documents, at = json.JSONDecoder(), [], 0
@@ -193,12 +192,19 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
     except ValueError as error:  # no JSON, or a number of thousands of digits
+        if is_text:
+            return None
         problem, line = str(error).partition(";")[0], getattr(error, "lineno", None)
         if isinstance(error, json.JSONDecodeError):
             problem = f"no JSON ({error.msg}): cut off?"
         raise InputError(Fault("file", problem, KNOWN, line=line)) from None
     plain_values(documents)  # refuses what is beyond the bounds of any file
-    return documents
+    first = documents[0]
+    listed = first if len(documents) == 1 and isinstance(first, list) and first else documents
+    is_known = is_rccl_json(listed) or any(
+        all(map(is_kind, listed)) for is_kind in (is_nccl_json, is_nvbandwidth_json)
+    )
+    return None if is_text and not is_known else listed
 
 
 _HINTS = (

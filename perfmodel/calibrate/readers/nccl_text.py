@@ -210,11 +210,11 @@ def _row(log: _Log, at: int, match: re.Match[str]) -> None:
         log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
     log.begun = _Begun(match, cells, at, torn=bool(torn))
     columns = log.tables[-1].columns
-    if columns is None or (not torn and len(cells) >= len(result_columns(columns, cells)[0])):
+    if columns is None or len(cells) >= len(result_columns(columns, cells)[0]):
         _add(log, log.begun)
 
 
-_NAMED_HOST = re.compile(r"^(?:(-1|N/A|).*:.*|\[.*)$")
+_NAMED_HOST = re.compile(r"^(?:(-1|N/A|\d+(?=[A-Za-z])|).*:.*|\[.*)$")
 """A cell that the name of a host was written into, and what stands before that."""
 
 

@@ -333,5 +333,5 @@ def listed_rank(line: str) -> ListedRank | None:
     if match is None:
         return None
     rank, group, process, host, device, bus, rest = match.groups()
-    model = re.sub(r"\s*(\||\\n).*$", "", rest).strip()
+    model = " ".join(re.sub(r"\s*(\||\\n).*$", "", rest).split())
     return ListedRank(int(rank), group or "0", process or "", host, int(device), bus, model)

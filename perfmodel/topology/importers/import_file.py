@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.files.pasted_text import (
     clean_characters,
     clean_lines,
+    is_xml,
     read_pasted_text,
     unwrapped,
     wrapped_width,
@@ -21,7 +23,7 @@ from perfmodel.topology.importers.ibnetdiscover import read_fabric
 from perfmodel.topology.importers.imported import ImportedTopology, Kind
 from perfmodel.topology.importers.nccl_topology import read_nccl
 from perfmodel.topology.importers.safe_xml import Element, parse_xml
-from perfmodel.topology.importers.topo_matrix import read_matrix
+from perfmodel.topology.importers.topo_matrix import is_cell, read_matrix
 from perfmodel.topology.templates.spec import device_names
 
 LARGEST_BYTES = 64 * 2**20
@@ -61,6 +63,10 @@ _TEXTS = (
     (
         r"^\s*(Machine|Package) (L#|\()",
         "the text of lstopo (hwloc), without NVLinks: use `nvidia-smi topo -m`",
+    ),
+    (
+        r"^\W*GPU0\s+GPU1\b",
+        "a matrix whose row of GPU0 does not begin with X, as that of `nvidia-smi topo -m` does",
     ),
     (r"command not found|No devices were found|NVIDIA-SMI has failed", "an error message"),
     (r"^\s*(<!DOCTYPE|<html)", _ROOTS["html"]),
@@ -137,7 +143,34 @@ def read_content(path: Path) -> str:
     if text.count("\n") > MOST_LINES:
         raise _refusal(f"more than {MOST_LINES:,} lines", str(path))
     text = _joined_lines(text)
-    return text if text.lstrip().startswith("<") else _embedded("\n".join(clean_lines(text)))
+    if is_xml(text):
+        return text
+    lines = clean_lines(text)
+    return _embedded("\n".join(_plain_table(lines) if "GPU" in text else lines))
+
+
+_SPELLED = re.compile(r"\bGPU (\d+)(?=\s|$)")
+
+
+def _plain_table(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a table with its devices first, as nvidia-smi prints it.
+
+    Pages have a word in the corner, spell GPU0 as two words, or put affinities before devices.
+    """
+    moved: list[str] = []
+    for line in lines:
+        spelled = _SPELLED.sub(r"GPU\1", line)
+        first, *words = spelled.split() or [""]
+        if first != "GPU0" and "GPU0" in words[:5] and not is_cell(words[0]):
+            before = {first, *words[: words.index("GPU0")]}
+            moved = [f"{word} Affinity" for word in ("CPU", "NUMA") if word in before]
+            yield "\t".join(["", *words[words.index("GPU0") :], *moved])
+        elif moved and (
+            cells := list(dropwhile(lambda word: word == "N/A" or not is_cell(word), words))
+        ):
+            yield "\t".join([first, *cells, *words[: -len(cells)]])
+        else:
+            yield spelled
 
 
 _PORT = re.compile(r"^\s*\[\d+\]", re.MULTILINE)
@@ -151,8 +184,7 @@ def _joined_lines(text: str) -> str:
     width = wrapped_width(text)
     joined = unwrapped(text, width) if width else text
     ports = len(_PORT.findall(text))
-    is_xml = text.lstrip().startswith("<")
-    return joined if is_xml or (ports and ports == len(_PORT.findall(joined))) else text
+    return joined if is_xml(text) or (ports and ports == len(_PORT.findall(joined))) else text
 
 
 _ELEMENT = re.compile(r"^\s*<(system|graphs)\b", re.MULTILINE)

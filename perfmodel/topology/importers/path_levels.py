@@ -90,13 +90,8 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
 
 def _nearer_than_stated(matrix: Matrix, domains: Sequence[Sequence[str]]) -> Iterator[str]:
     """Say which devices are taken to be nearer to each other than their cells have it."""
-    place = {name: at for at, domain in enumerate(domains) for name in domain}
-    pairs = [
-        pair
-        for pair in combinations(matrix.devices, 2)
-        if matrix.cells.get(pair) == "SYS" and place[pair[0]] == place[pair[1]]
-    ]
-    if pairs:
+    near = (pair for domain in domains for pair in combinations(domain, 2))
+    if pairs := [pair for pair in near if matrix.cells.get(pair) == "SYS"]:
         more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
         yield (
             f"{' to '.join(pairs[0])}{more} are joined in one NUMA domain (PHB), as other cells or "

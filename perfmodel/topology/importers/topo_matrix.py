@@ -69,7 +69,7 @@ def matrix_of(text: str, file: str) -> Matrix:
         table.devices,
         cells,
         {name: domain for name, domain in table.numa.items() if domain is not None},
-        dict(re.findall(r"^[ \t]*(NIC\d+):[ \t]*(\S+)", text, re.MULTILINE)),
+        dict(re.findall(r"^[ \t]*(NIC\d+):[ \t,;|]*(\S+)", text, re.MULTILINE)),
         table.places,
         _model(lines, file),
         (*table.notes, *notes),

@@ -1,4 +1,4 @@
-"""Parameters of the towers for images beside the text models of Qwen, which are not trained here."""
+"""Towers for images beside the text models of Qwen: how many parameters are left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def left_out(content: Mapping[str, Any], towers: Mapping[str, Mapping[str, Any]]
 
     `towers`: fields of `vision_config` with their defaults, by `model_type` of the whole.
     """
-    kind, section = content.get("model_type"), content.get("vision_config")
+    kind, section = str(content.get("model_type")), content.get("vision_config")
     others = {"text_config", "quantization_config"}
     named = [name for name in content if name.endswith("_config") and name not in others]
     if kind in towers and isinstance(section, dict):

