@@ -66,7 +66,7 @@ _NEWLINE = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _STRING = re.compile(r"^\s*(?:\{\s*\"\w+\"\s*:\s*)?[bu]?[\"']")
 """Where text begins that stands in one string of JSON or Python."""
 _FEWEST_ESCAPED = 4
-_MAIL = re.compile(r"(?m)=3D|^.{70,75}=$")
+_MAIL = re.compile(r"(?m)=3D|^.{69,74}[^=\n]=$(?!\n\")")
 """Signs and ends of lines in quoted-printable, as mails are kept."""
 
 # ---------------------------------------------------------------- what stands before a line
@@ -166,7 +166,7 @@ def is_xml(text: str) -> bool:
 
 def _unescaped(text: str) -> str:
     """Text that stands in one string, as programs keep what others print: its lines are lines."""
-    if len(_MAIL.findall(text)) > 1:
+    if ("=3D" in text or "=\n" in text) and len(_MAIL.findall(text)) > 1:
         text = quopri.decodestring(text.encode()).decode("utf-8", "replace")
     if text.count("\\n") < max(_FEWEST_ESCAPED, 2 * text.count("\n")):
         return text if text.lstrip()[:1] in "<{[" else text.replace("\\t", "\t")
@@ -187,7 +187,9 @@ def clean_characters(text: str) -> str:
     if not is_xml(text):  # which keeps its entities
         if _ENTITY.search(text):
             text = _SPACES.sub(" ", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
-        text = _MARKDOWN.sub(r"\1", _CELL_TAG.sub(" ", _TAG.sub("", text)))
+        text = _TAG.sub("", text) if ">" in text else text
+        text = _CELL_TAG.sub(" ", text) if "</t" in text else text
+        text = _MARKDOWN.sub(r"\1", text) if "\\" in text or "**" in text else text
     return _JIRA.sub("", text) if "{" in text else text
 
 
@@ -253,7 +255,9 @@ def _clean_line(line: str) -> str:
     cells = line.strip()
     if cells.startswith("|") and cells.endswith("|") and cells.count("|") > 1:
         return cells.replace("|", " ").replace("`", " ").strip()
-    if separator := next((mark for mark in "|;," if _is_separated(cells, mark)), ""):
+    if separator := next(
+        (mark for mark in "|;," if cells.count(mark) > 2 and _is_separated(cells, mark)), ""
+    ):
         return line.replace(separator, " ").replace("`", " ")
     for _ in range(_MOST_BEFORE):
         before = _BEFORE.match(line)
@@ -263,15 +267,12 @@ def _clean_line(line: str) -> str:
     return line.strip(" \t`") if line.strip(" \t`").startswith(("#", "[")) else line.strip("`")
 
 
-_FEWEST_CELLS = 4
-
-
 def _is_separated(line: str, mark: str) -> bool:
     """Tell whether a mark separates the cells of a line; commas may be of lists of CPUs, too."""
     cells = line.split(mark)
     alone = mark == "|" or not any(" " in cell.strip() for cell in cells[1:-1])
     stated = mark != "," or any("." in cell or cell.strip()[:1].isalpha() for cell in cells)
-    return len(cells) >= _FEWEST_CELLS and alone and stated
+    return alone and stated
 
 
 def _unpack_records(lines: list[str]) -> list[str]:

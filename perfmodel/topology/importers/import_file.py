@@ -143,8 +143,9 @@ def read_content(path: Path) -> str:
     if text.count("\n") > MOST_LINES:
         raise _refusal(f"more than {MOST_LINES:,} lines", str(path))
     text = _joined_lines(text)
-    if is_xml(text):
-        return text
+    if is_xml(text):  # with what is printed behind it
+        end = max(text.rfind("</system>"), text.rfind("</graphs>"))
+        return text if end < 0 else text[: text.index(">", end) + 1]
     lines = clean_lines(text)
     return _embedded("\n".join(_plain_table(lines) if "GPU" in text else lines))
 
