@@ -88,6 +88,19 @@ def test_one_wrong_letter_is_nearer_than_one_too_many():
     assert nearest(["fp16", "fp8"], "fp88") == "fp8"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("aws-g5", "aws-g5-48xlarge"),
+        ("g5", "aws-g5-48xlarge"),
+        ("aws-p4", "aws-p4d"),
+        ("a10g", None),
+    ],
+)
+def test_a_part_of_a_name_is_meant_before_another_letter(typed, meant):
+    assert nearest(["aws-p5", "aws-g5-48xlarge", "aws-p4d", "oci-a100"], typed) == meant
+
+
 def test_one_of_lists_hints_and_stops():
     assert allowed_names(["b", "a"]) == "one of 'a', 'b'"
     assert allowed_names([], "x") == "nothing (there is none)"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.common.document import Paragraph
+from perfmodel.report.run.text import result_lines
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
@@ -56,6 +58,7 @@ def test_another_device_prices_layers_anew(tmp_path: Path, device: str) -> None:
     assert measured.main.step_time_s == predicted.main.step_time_s < 0.02
     note = f"Times of layers in timed.yaml are of {device}: priced anew for h100-sxm5-80gb."
     assert note in measured.assumptions
+    assert note in [block.text for block in result_lines(measured) if isinstance(block, Paragraph)]
 
 
 def test_a_model_whose_work_is_not_known_is_refused(tmp_path: Path) -> None:
