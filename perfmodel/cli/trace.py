@@ -75,10 +75,9 @@ def trace(
     the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
     machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
     and simulates it once more.
-    Exports of Nsight Systems (SQLite, under emit_nvtx) are read alike; lines of NCCL's Inspector
-    are summed up by collective and size. Chakra's execution traces (a folder of PREFIX.RANK.et)
-    are simulated on --topology. Execution traces (ExecutionTraceObserver) are summed up: operators
-    by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
+    Lines of NCCL's Inspector are summed up by collective and size. Chakra's execution traces (a
+    folder of PREFIX.RANK.et) are simulated on --topology. Execution traces
+    (ExecutionTraceObserver) are summed up: operators by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
     with --topology drafts a scenario from one alone, whose times are estimated.
     """
     from perfmodel.traces.execution_trace import is_execution_trace

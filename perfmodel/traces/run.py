@@ -23,9 +23,8 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.traces.chakra_read import read_plan
 from perfmodel.traces.execution_trace import is_execution_trace
-from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
+from perfmodel.traces.kineto.rank_trace import read_rank
 from perfmodel.traces.model import RankTrace
-from perfmodel.traces.nsight import is_sqlite, read_nsight
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild
 from perfmodel.training.plan.step_plan import Collective, StepPlan
@@ -77,7 +76,7 @@ def replay(scenario: Path, profile: Profile, changes: Sequence[str] = ()) -> Com
 MOST_FILES = 64
 """Ranks whose traces are read together; more of them say little more."""
 
-SUFFIXES = (".json", ".json.gz", ".sqlite")
+SUFFIXES = (".json", ".json.gz")
 
 BUCKET_FIELDS = "index elements dtype ready_s start_s end_s transfer_s least_s waiting_s"
 
@@ -166,8 +165,7 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     files = [file for file in listed if not is_execution_trace(file)] or listed
     allowed = f"1 to {MOST_FILES} traces, one for each rank"
     refuse_if(not 1 <= len(files) <= MOST_FILES, "trace", f"{len(files)} files", allowed)
-    read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
-    ranks = sorted(read, key=lambda trace: trace.rank)
+    ranks = sorted(map(read_rank, files), key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):
         text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
         is_twice = len({trace.rank for trace in ranks}) < len(ranks)

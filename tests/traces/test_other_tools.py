@@ -1,13 +1,10 @@
-"""The made trace as Nsight Systems exports it, and lines of NCCL's Inspector."""
+"""Lines of NCCL's Inspector."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,98 +12,6 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
 from perfmodel.traces.inspector import is_inspector, read_inspector
-from perfmodel.traces.run import analyse_traces
-from tests.traces.kineto.made_trace import WIDTH, MadeTrace
-
-TABLES = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start, end, streamId, correlationId, shortName, gridX, blockX",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "start, end, streamId, correlationId, bytes",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start, end, globalTid, correlationId",
-    "NVTX_EVENTS": "start, end, text, textId, eventType, globalTid",
-    "StringIds": "id, value",
-    "TARGET_INFO_GPU": "name, totalMemory",
-}
-
-
-def export(made: MadeTrace, path: Path) -> Path:
-    """Write the trace with the tables of Nsight Systems; times in nanoseconds."""
-    events = made.document()["traceEvents"]
-    names: dict[str, int] = {}
-    with closing(sqlite3.connect(path)) as database:
-        for table, columns in TABLES.items():
-            database.execute(f"CREATE TABLE {table} ({columns})")
-        for event in events:
-            start = round(event["ts"] * 1000)
-            times = (start, start + round(event["dur"] * 1000))
-            _insert(database, event, times, names)
-        for name, number in names.items():
-            database.execute("INSERT INTO StringIds VALUES (?, ?)", (number, name))
-        gpu = ("NVIDIA A100-SXM4-40GB", 42297524224)
-        database.execute("INSERT INTO TARGET_INFO_GPU VALUES (?, ?)", gpu)
-        database.commit()
-    return path
-
-
-def _insert(
-    database: sqlite3.Connection,
-    event: dict[str, Any],
-    times: tuple[int, int],
-    names: dict[str, int],
-) -> None:
-    args, name, thread = event["args"], event["name"], event["tid"]
-    if event["cat"] == "kernel":
-        number = names.setdefault(name, len(names))
-        grid = (args.get("grid", [1])[0], args.get("block", [1])[0])
-        row: tuple[Any, ...] = (*times, thread, args["correlation"], number, *grid)
-        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?)", row)
-    elif event["cat"] == "gpu_memcpy":
-        row = (*times, thread, args["correlation"], args["bytes"])
-        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?)", row)
-    elif event["cat"] == "cuda_runtime":
-        row = (*times, thread, args["correlation"])
-        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?)", row)
-    else:
-        text = name
-        if "Sequence number" in args:
-            text += f", seq = {args['Sequence number']}, op_id = 7"
-        if "Input Dims" in args:
-            text += f", sizes = {args['Input Dims']}, input_op_ids = [(6,0)]"
-        number = names.setdefault(text, len(names))
-        row = (*times, None, number, 59, thread)
-        database.execute("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", row)
-
-
-def test_nsight_says_the_same_as_the_profiler(tmp_path: Path) -> None:
-    """Without shapes: sizes come from copies."""
-    made = analyse_traces([MadeTrace().write(tmp_path / "rank0.json")])
-    path = export(MadeTrace(shapes=False), tmp_path / "rank0.sqlite")
-    exported = analyse_traces([path])
-    assert exported.profile.step_s == pytest.approx(made.profile.step_s, rel=1e-6)
-    assert exported.profile.backward_s == pytest.approx(made.profile.backward_s, rel=1e-3)
-    sizes = [bucket.elements for bucket in exported.profile.buckets]
-    assert sizes == [2 * (WIDTH * WIDTH + WIDTH)] * 2
-    assert exported.comparison is not None
-    assert abs(exported.comparison.error) < 0.01
-    assert "counted as 2" in " ".join(exported.first.notes)
-
-
-def test_databases_of_others(tmp_path: Path) -> None:
-    path = tmp_path / "other.sqlite"
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE people (name)")
-        database.commit()
-    with pytest.raises(InputError, match="a database without CUPTI_ACTIVITY_KIND_KERNEL, NVTX"):
-        analyse_traces([path])
-    export(MadeTrace(), tmp_path / "node.sqlite")
-    with closing(sqlite3.connect(tmp_path / "node.sqlite")) as database:
-        database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN globalPid")
-        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = correlationId % 8")
-        database.commit()
-    with pytest.raises(InputError, match="kernels of 8 processes; allowed: an export of one rank"):
-        analyse_traces([tmp_path / "node.sqlite"])
-    path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(InputError, match="cannot be read"):
-        analyse_traces([path])
 
 
 def line(rank: int, serial: int, time_us: float, **changes: object) -> str:

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,37 +131,76 @@ class EventTable:
         return self.names[int(self.owners.name[row])]
 
 
-class TableBuilder:
-    """Columns of a trace while it is read; the first event begins at zero.
+class _Builder:
+    """Columns of a trace while it is read; the first event begins at zero."""
 
-    `unit_s`: of the file's times.
-    """
-
-    def __init__(self, path: Path, unit_s: float) -> None:
-        self.path, self.unit_s = path, unit_s
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.names: dict[str, int] = {}
         self.threads: dict[Any, int] = {}
         self.times = {kind: array("d") for kind in KINDS}  # begin and duration of each event
         self.numbers = {kind: array("q") for kind in KINDS}  # name, thread, key and detail
         self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
         self.base: float | None = None
+        self.others: set[str] = set()
+        self.shaped = 0
 
-    def store(
+    def add(self, event: dict[str, Any]) -> None:
+        """Store an event, if it is of a kind that counts."""
+        category, name = event.get("cat"), event.get("name")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        kind = CATEGORIES.get(category.lower())
+        if kind is None or not isinstance(name, str):
+            if len(self.others) < 8:
+                self.others.add(category[:30])
+            return
+        if kind in ("op", "module") and name.startswith(MARKS):
+            kind = "module" if name.startswith(MODULE) else "mark"
+        elif kind == "module":
+            return
+        name, owner = name[:LONGEST_NAME], (event.get("pid"), event.get("tid"))
+        if type(owner[0]) is not int or type(owner[1]) is not int:
+            owner = (str(owner[0]), str(owner[1]))
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        start, length = self._time(event, "ts", -LONGEST_US), self._time(event, "dur", 0.0)
+        row = self._store(kind, name, start, length, owner, *_numbers(kind, arguments))
+        fields = _kept_fields(kind, name)
+        if fields and (chosen := {key: arguments[key] for key in fields if key in arguments}):
+            self.arguments[kind, row] = chosen
+        elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
+            self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
+            self.shaped += 1
+
+    def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
+        value = event.get(field_)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
+            raise trace_fault(
+                self.path,
+                f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}",
+                "microseconds, as numbers",
+            )
+        return float(value)  # type: ignore[arg-type]
+
+    def _store(
         self, kind: str, name: str, start: float, length: float, thread: Any, key: int, detail: int
     ) -> int:
-        """Append an event in the file's unit of time and return its index."""
+        """Append an event, with times in microseconds, and return its index."""
         if self.base is None:
             self.base = start
-        self.times[kind].extend(((start - self.base) * self.unit_s, length * self.unit_s))
+        self.times[kind].extend(((start - self.base) * MICROSECOND_S, length * MICROSECOND_S))
         name_number = self.names.setdefault(name, len(self.names))
         thread_number = self.threads.setdefault(thread, len(self.threads))
         self.numbers[kind].extend((name_number, thread_number, key, detail))
         return len(self.times[kind]) // 2 - 1
 
-    def table(self, header: Mapping[str, Any], count: int | None = None) -> EventTable:
-        """Return the table; `count`: events of the file, if not those that were stored."""
-        kinds = [_in_order(self.times[kind], self.numbers[kind]) for kind in KINDS]
-        ops, marks, device, launches, modules = kinds
+    def table(self, header: Mapping[str, Any], count: int) -> EventTable:
+        """Return the table; `count`: events of the file."""
+        ops, marks, device, launches, modules = (
+            _in_order(self.times[kind], self.numbers[kind]) for kind in KINDS
+        )
         return EventTable(
             self.path,
             header,
@@ -172,7 +212,7 @@ class TableBuilder:
             modules,
             outermost(ops),
             self.arguments,
-            sum(map(len, kinds)) if count is None else count,
+            count,
         )
 
 
@@ -213,55 +253,6 @@ def read_table(path: Path) -> EventTable:
     return builder.table(header, count)
 
 
-class _Builder(TableBuilder):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, MICROSECOND_S)
-        self.fields: dict[tuple[str, str], tuple[str, ...]] = {}
-        self.others: set[str] = set()
-        self.shaped = 0
-
-    def add(self, event: dict[str, Any]) -> None:
-        """Store an event, if it is of a kind that counts."""
-        category, name = event.get("cat"), event.get("name")
-        if event.get("ph") != "X" or not isinstance(category, str):
-            return
-        kind = CATEGORIES.get(category.lower())
-        if kind is None or not isinstance(name, str):
-            if len(self.others) < 8:
-                self.others.add(category[:30])
-            return
-        if kind in ("op", "module") and name.startswith(MARKS):
-            kind = "module" if name.startswith(MODULE) else "mark"
-        elif kind == "module":
-            return
-        name, owner = name[:LONGEST_NAME], (event.get("pid"), event.get("tid"))
-        if type(owner[0]) is not int or type(owner[1]) is not int:
-            owner = (str(owner[0]), str(owner[1]))
-        arguments = event.get("args")
-        arguments = arguments if isinstance(arguments, dict) else {}
-        start, length = self._time(event, "ts", -LONGEST_US), self._time(event, "dur", 0.0)
-        row = self.store(kind, name, start, length, owner, *_numbers(kind, arguments))
-        fields = self.fields.get((kind, name))
-        if fields is None:
-            fields = self.fields[kind, name] = kept_fields(kind, name)
-        if fields and (chosen := {key: arguments[key] for key in fields if key in arguments}):
-            self.arguments[kind, row] = chosen
-        elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
-            self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
-            self.shaped += 1
-
-    def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
-        value = event.get(field_)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
-            raise trace_fault(
-                self.path,
-                f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}",
-                "microseconds, as numbers",
-            )
-        return float(value)  # type: ignore[arg-type]
-
-
 def _numbers(kind: str, arguments: Mapping[str, Any]) -> tuple[int, int]:
     """Return the key and the detail of an event, as `Events` has them."""
     if kind == "op":
@@ -284,7 +275,8 @@ _COMMUNICATION: tuple[str, ...] = (
 _SHAPES = ("Input Dims", "Input type", "External id")
 
 
-def kept_fields(kind: str, name: str) -> tuple[str, ...]:
+@lru_cache(maxsize=1 << 16)
+def _kept_fields(kind: str, name: str) -> tuple[str, ...]:
     """Return the names of these arguments of events of a kind and name."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)

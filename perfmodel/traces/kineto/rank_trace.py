@@ -59,18 +59,11 @@ class _Part(NamedTuple):
 
 
 def read_rank(path: Path) -> RankTrace:
-    """Read the trace of one rank.
+    """Read the trace of one rank, and cut it into steps, layers and buckets.
 
     Raises `InputError`: no trace of PyTorch's profiler, a damaged one, or one without training.
     """
-    return trace_of(read_table(path))
-
-
-def trace_of(table: EventTable) -> RankTrace:
-    """Cut a trace of one rank into steps, layers and buckets.
-
-    Raises `InputError`: no training in it.
-    """
+    table = read_table(path)
     windows, source = find_windows(table)
     work, calls = work_of(table), read_calls(table)
     parts, notes = _alike([_part(table, work, window) for window in windows], table.path)
