@@ -75,13 +75,12 @@ def trace(
     the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
     machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
     and simulates it once more.
-    Lines of NCCL's Inspector are summed up by collective and size. Chakra's execution traces (a
-    folder of PREFIX.RANK.et) are simulated on --topology. Execution traces
-    (ExecutionTraceObserver) are summed up: operators by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
-    with --topology drafts a scenario from one alone, whose times are estimated.
+    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology. Execution
+    traces (ExecutionTraceObserver) are summed up: operators by shape, operations, collectives; with
+    times, if the profiler's traces stand behind them. -o with --topology drafts a scenario from one
+    alone, whose times are estimated.
     """
     from perfmodel.traces.execution_trace import is_execution_trace
-    from perfmodel.traces.inspector import is_inspector
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
@@ -103,9 +102,6 @@ def trace(
     elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
-    elif any(map(is_inspector, files)):
-        refuse(_unused(flags, "lines of NCCL's Inspector"))
-        _print_inspected(traces, json)
     else:
         _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
 
@@ -274,35 +270,6 @@ def _print_operators(trace: ExecutionTrace) -> None:
                 for each in trace.collectives[:MOST_OPERATORS]
             ],
         )
-
-
-def _print_inspected(paths: list[Path], json: bool) -> None:
-    from dataclasses import asdict
-
-    from perfmodel.report.common import quantities
-    from perfmodel.traces.inspector import read_inspector
-
-    sizes = read_inspector(paths)
-    if json:
-        print_json(
-            {"perfmodel": 1, "kind": "inspector", "collectives": [asdict(each) for each in sizes]}
-        )
-        return
-    print_table(
-        ("collective", ">size", ">ranks", ">calls", ">transfer", ">waiting", ">busbw"),
-        [
-            (
-                quantities.operation(each.op),
-                quantities.size(each.nbytes),
-                f"{each.ranks}",
-                f"{each.count:,}",
-                quantities.duration(each.transfer_s),
-                "" if each.waiting_s is None else quantities.duration(each.waiting_s),
-                quantities.rate(each.busbw_Bps),
-            )
-            for each in sizes
-        ],
-    )
 
 
 def _simulate_chakra(

@@ -44,16 +44,6 @@ GRAPH = {
         for n in range(4)
     ],
 }
-INSPECTOR = {
-    "header": {"id": "0x7f", "rank": 0, "n_ranks": 8, "nnodes": 1},
-    "metadata": {"inspector_output_format_version": "v4.0"},
-    "coll_perf": {
-        "coll": "AllReduce",
-        "coll_sn": 1,
-        "coll_msg_size_bytes": 1 << 20,
-        "coll_exec_time_us": 40.5,
-    },
-}
 MEGATRON = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --bf16 --swiglu"
 )
