@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,16 +23,12 @@ from perfmodel.cli.output import (
     print_answer,
     print_json,
     print_note,
-    print_table,
     print_text,
     read_question,
     refuse,
     scenario_argument,
 )
 from perfmodel.errors import Fault, InputError, failed
-
-if TYPE_CHECKING:
-    from perfmodel.traces.execution_trace import ExecutionTrace
 
 
 def trace(
@@ -75,30 +71,24 @@ def trace(
     the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
     machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
     and simulates it once more.
-    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology. Execution
-    traces (ExecutionTraceObserver) are summed up: operators by shape, operations, collectives; with
-    times, if the profiler's traces stand behind them. -o with --topology drafts a scenario from one
-    alone, whose times are estimated.
+    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology. Of an
+    execution trace (ExecutionTraceObserver) alone, -o with --topology drafts a scenario, whose
+    times are estimated.
     """
     from perfmodel.traces.execution_trace import is_execution_trace
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
     chakra = [path for path in traces if path.is_dir() and any(path.glob("*.et"))]
-    executed = any(map(is_execution_trace, files))
+    executed = bool(files) and all(map(is_execution_trace, files))
     if chakra or (topology is not None and not executed):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
     elif executed:
         faults = _unused({name: flags[name] for name in _NOT_EXECUTED}, "execution traces")
-        if output is None:
-            drafting = {"--batch": batch, "--topology": topology}
-            draft = "execution traces but with -o DIR, where a draft goes"
-            refuse([*faults, *_unused(drafting, draft)])
-            _print_executed(traces, json)
-            return
-        refuse(faults)
-        _draft_executed(traces, output, batch, (topology, nodes, gpus_per_node, fabric), json)
+        _draft_executed(
+            traces, output, batch, (topology, nodes, gpus_per_node, fabric), faults, json
+        )
     elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
@@ -146,46 +136,12 @@ def _analyse(
     )
 
 
-MOST_OPERATORS = 15
-"""Operators of a table; --json has all."""
-
-
-def _print_executed(paths: list[Path], json: bool) -> None:
-    from dataclasses import asdict
-
-    from perfmodel.files import attributes
-    from perfmodel.traces.execution_trace import pair_files, read_execution_trace, with_times
-
-    pairs = ((read_execution_trace(path), profile) for path, profile in pair_files(paths))
-    traces = [each if profile is None else with_times(each, profile) for each, profile in pairs]
-    if json:
-        documents = [
-            {
-                "file": trace.path.name,
-                **attributes(trace, "schema nodes linked flops"),
-                "operators": [asdict(each) for each in trace.operators],
-                "collectives": [
-                    asdict(each) | {"nbytes": each.nbytes} for each in trace.collectives
-                ],
-            }
-            for trace in traces
-        ]
-        print_json({"perfmodel": 1, "kind": "execution-traces", "traces": documents})
-        return
-    for trace in traces:
-        _print_operators(trace)
-    if not any(trace.linked for trace in traces):
-        print_note(
-            "no times: give the profiler's traces of the same steps behind these, or -o DIR "
-            "--topology MACHINE for a scenario whose times are estimated"
-        )
-
-
 def _draft_executed(
     paths: list[Path],
-    output: Path,
+    output: Path | None,
     batch: int | None,
     cluster: tuple[str | None, int, int | None, str | None],
+    unused: Sequence[Fault],
     json: bool,
 ) -> None:
     """Draft a scenario from one execution trace, run it, and print both."""
@@ -196,9 +152,14 @@ def _draft_executed(
         paths,
         "files",
         cluster[0],
-        "one rank's alone with -o; with the profiler's traces leave -o out",
+        "one rank's execution trace",
         "the machine: an execution trace does not name its GPUs",
+        [
+            *unused,
+            *failed((output is None, "-o", "nothing", "the folder of a drafted scenario")),
+        ],
     )
+    assert output is not None
     check_outputs(
         {f"-o ({name})": output / name for name in executed_scenario.FILES},
         {f"the trace {paths[0]}": paths[0]},
@@ -230,46 +191,6 @@ def _refuse_unless_one(
             ),
         ]
     )
-
-
-def _print_operators(trace: ExecutionTrace) -> None:
-    from perfmodel.report.common import quantities
-    from perfmodel.report.common.quantities import duration, or_empty
-
-    linked = f", {trace.linked} operators with times" if trace.linked else ""
-    print_text(
-        f"{trace.path.name}: {trace.nodes:,} nodes of schema {trace.schema}, "
-        f"{trace.flops:.4g} FLOP in products{linked}"
-    )
-    ordered = sorted(trace.operators, key=lambda each: (-each.flops, -(each.time_s or 0)))
-    print_table(
-        ("operator", "inputs", "type", ">calls", ">FLOP", ">time"),
-        [
-            (
-                each.name,
-                each.shapes,
-                each.dtype,
-                f"{each.calls:,}",
-                f"{each.flops:.3g}",
-                or_empty(duration, each.time_s),
-            )
-            for each in ordered[:MOST_OPERATORS]
-        ],
-    )
-    if trace.collectives:
-        print_table(
-            ("collective", ">size", ">ranks", "group", ">time"),
-            [
-                (
-                    quantities.operation(each.op),
-                    quantities.size(each.nbytes),
-                    "" if each.ranks is None else f"{each.ranks}",
-                    each.group,
-                    or_empty(duration, each.time_s),
-                )
-                for each in trace.collectives[:MOST_OPERATORS]
-            ],
-        )
 
 
 def _simulate_chakra(

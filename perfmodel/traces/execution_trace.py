@@ -1,7 +1,6 @@
 """Execution traces of PyTorch (``torch.profiler.ExecutionTraceObserver``): operators without times.
 
-Nodes name an operator, its inputs and outputs with shapes and types, and ``rf_id``, which a trace
-of the profiler of the same run calls "Record function id": together they have times as well.
+Nodes name an operator, its inputs and outputs with shapes and types.
 Schema 1.1 (torch/csrc/profiler/standalone/execution_trace_observer.cpp); collectives are
 ``record_param_comms`` with attributes of their own (NCCL), or ``c10d::`` operators (others).
 """
@@ -10,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import refuse_if
 from perfmodel.traces.kineto.collective_calls import element_type, elements_in, operation_of
 from perfmodel.traces.kineto.event_stream import first_bytes, read_events, refuse_trace, trace_fault
 from perfmodel.workload.model import ITEM_BYTES
@@ -26,23 +25,6 @@ ALLOWED = "an execution trace of PyTorch's ExecutionTraceObserver, schema 1.1, .
 _LOOKED_AT = 4096
 _BEGIN = re.compile(rb'\{\s*"schema"\s*:')
 _COMMUNICATION = "record_param_comms"
-LEAST_AGREEING = 0.9
-"""Part of the linked operators whose names agree: of another run nearly none do."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorCalls:
-    """Calls of an operator with the same shapes.
-
-    `flops`, `time_s`: of all calls; no time without a trace of the profiler.
-    """
-
-    name: str
-    shapes: str
-    dtype: str
-    calls: int = 1
-    flops: float = 0.0
-    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +39,6 @@ class RecordedCollective:
     dtype: str
     group: str
     ranks: int | None
-    rf_id: int
-    time_s: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -68,26 +48,11 @@ class RecordedCollective:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTrace:
-    """What an execution trace says.
-
-    `process`: its number on its host.
-    `names`: of operators by ``rf_id``, and which of `operators` each is.
-    `linked`: operators that a trace of the profiler has, too.
-    """
+    """What an execution trace says of a step; `dtype`: in which most operations run."""
 
     path: Path
-    schema: str
-    nodes: int
-    operators: tuple[OperatorCalls, ...]
     collectives: tuple[RecordedCollective, ...]
-    process: int | None = None
-    names: Mapping[int, tuple[str, int]] = field(default_factory=dict, repr=False)
-    linked: int = 0
-
-    @property
-    def flops(self) -> float:
-        """Operations of matrix products and convolutions."""
-        return sum(operator.flops for operator in self.operators)
+    dtype: str
 
 
 def is_execution_trace(path: Path) -> bool:
@@ -101,8 +66,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     Raises `InputError`: no such trace, another schema, or a damaged one.
     """
     header: dict[str, Any] = {}
-    operators: dict[tuple[str, str, str], list[float]] = {}
-    names: dict[int, tuple[str, int]] = {}
+    operations: Counter[str] = Counter()
     collectives: list[RecordedCollective] = []
     nodes = 0
     for nodes, node in enumerate(read_events(path, header, member="nodes"), start=1):
@@ -112,70 +76,16 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         )
         if not isinstance(name, str):
             raise trace_fault(path, f"node {nodes} without a name", ALLOWED)
-        name, attributes = name[:200], _attributes(node)
-        if (collective := _collective(name, node, attributes)) is not None:
+        if (collective := _collective(name, node)) is not None:
             collectives.append(collective)
-        if not name.startswith("aten::"):
-            continue
         inputs, outputs = (list(_sizes(_side(node, s, "shapes"))) for s in ("inputs", "outputs"))
-        text = ", ".join("x".join(map(str, shape)) for shape in inputs[:4])
-        sums = operators.setdefault((name, text, _dtype(node)), [len(operators), 0, 0.0])
-        sums[1] += 1
-        sums[2] += _flops(name, inputs, outputs)
-        if isinstance(attributes.get("rf_id"), int):
-            names[attributes["rf_id"]] = name, int(sums[0])
+        if flops := _flops(name, inputs, outputs):
+            operations[_dtype(node)] += flops
     refuse_trace(not nodes, path, "no nodes", ALLOWED)
-    process = header.get("pid")
     # With NCCL each call stands as an operator, and inside of it with its group.
     stated = [each for each in collectives if each.ranks is not None]
     return ExecutionTrace(
-        path,
-        str(header.get("schema"))[:40],
-        nodes,
-        tuple(
-            OperatorCalls(*key, int(calls), flops) for key, (_, calls, flops) in operators.items()
-        ),
-        tuple(stated or collectives),
-        process if isinstance(process, int) else None,
-        names,
-    )
-
-
-def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
-    """Return the trace with the times of operators and collectives of a profiler's trace.
-
-    Raises `InputError`: a trace of another run, or none of the profiler.
-    """
-    seconds: dict[int, float] = {}
-    times = [0.0] * len(trace.operators)
-    linked = agreeing = 0
-    for event in read_events(profile, {}):
-        arguments, length = event.get("args"), event.get("dur")
-        identity = arguments.get("Record function id") if isinstance(arguments, dict) else None
-        if not isinstance(identity, int) or not isinstance(length, int | float):
-            continue
-        seconds[identity] = 1e-6 * float(length)
-        if identity in trace.names:
-            name, number = trace.names[identity]
-            linked += 1
-            is_same = trace.process is None or event.get("pid") in (trace.process, None)
-            if is_same and name == event.get("name"):
-                agreeing += 1
-                times[number] += seconds[identity]
-    refuse_trace(
-        not linked or agreeing < LEAST_AGREEING * linked,
-        profile,
-        f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
-        "a trace of the profiler of the same steps (Record function id is rf_id)",
-    )
-    return replace(
-        trace,
-        operators=tuple(
-            replace(operator, time_s=time_s)
-            for operator, time_s in zip(trace.operators, times, strict=True)
-        ),
-        collectives=tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives),
-        linked=agreeing,
+        path, tuple(stated or collectives), max(operations, key=operations.__getitem__, default="")
     )
 
 
@@ -232,11 +142,8 @@ def _flops(
     return 0.0
 
 
-def _collective(
-    name: str, node: Mapping[str, Any], attributes: Mapping[str, Any]
-) -> RecordedCollective | None:
-    identity = attributes.get("rf_id")
-    identity = identity if isinstance(identity, int) else -1
+def _collective(name: str, node: Mapping[str, Any]) -> RecordedCollective | None:
+    attributes = _attributes(node)
     word = attributes.get("collective_name")
     if name == _COMMUNICATION and isinstance(word, str) and word:
         elements, ranks = attributes.get("in_msg_nelems"), attributes.get("pg_size")
@@ -246,28 +153,10 @@ def _collective(
             element_type(attributes.get("dtype")) or "",
             str(attributes.get("pg_name", ""))[:40],
             ranks if isinstance(ranks, int) and ranks > 0 else None,
-            identity,
         )
     if not name.startswith("c10d::"):
         return None
     op = operation_of(name.removeprefix("c10d::"))
     sides = [n for each in _side(node, "inputs", "shapes") if (n := elements_in([each]))]
     sent = min if op == "all_gather" else max  # what is received stands beside what is sent
-    return RecordedCollective(op, sent(sides, default=0), _dtype(node), "", None, identity)
-
-
-def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
-    """Execution traces, each with the profiler's trace of its rank, both in the order given.
-
-    Raises `InputError`: neither as many of the profiler as of the others, nor none.
-    """
-    traces = [path for path in paths if is_execution_trace(path)]
-    profiles = [path for path in paths if path not in traces]
-    refuse_if(
-        profiles and len(profiles) != len(traces),
-        "trace",
-        f"{len(traces)} execution traces and {len(profiles)} of the profiler",
-        "one of the profiler for each, or none",
-    )
-    of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
-    return list(zip(traces, of_ranks, strict=True))
+    return RecordedCollective(op, sent(sides, default=0), _dtype(node), "", None)

@@ -98,7 +98,10 @@ def draft_scenario(
             SCENARIO: {
                 "perfmodel": 1,
                 "model": {"file": MODEL},
-                "compute": {"precision": _precision(trace), "optimizer": optimizer or "adamw"},
+                "compute": {
+                    "precision": trace.dtype if trace.dtype in ("bf16", "fp16") else "fp32",
+                    "optimizer": optimizer or "adamw",
+                },
                 "strategy": strategy,
                 "cluster": dict(cluster),
                 "training": {"batch_per_gpu": model.batch},
@@ -147,13 +150,6 @@ def _has_copies(trace: ExecutionTrace) -> bool:
 def _shard_ranks(trace: ExecutionTrace) -> int | None:
     scatters = (each for each in trace.collectives if each.op == "reduce_scatter")
     return next((each.ranks for each in scatters if each.ranks), None)
-
-
-def _precision(trace: ExecutionTrace) -> str:
-    """Return the type in which most operations of products run."""
-    heaviest = max(trace.operators, key=lambda each: each.flops, default=None)
-    precisions = {"bf16", "fp16", "fp32"}
-    return heaviest.dtype if heaviest is not None and heaviest.dtype in precisions else "fp32"
 
 
 def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -> tuple[str, ...]:
