@@ -55,7 +55,7 @@ def trace(
     set_: SetOption = None,
     topology: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of Chakra's and execution traces: the machine."),
+        typer.Option(metavar="NAME", help="Of Chakra's traces: the machine."),
     ] = None,
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
@@ -71,40 +71,17 @@ def trace(
     the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
     machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
     and simulates it once more.
-    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology. Of an
-    execution trace (ExecutionTraceObserver) alone, -o with --topology drafts a scenario, whose
-    times are estimated.
+    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology.
     """
-    from perfmodel.traces.execution_trace import is_execution_trace
-
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
-    files = [path for path in traces if path.is_file()]
     chakra = [path for path in traces if path.is_dir() and any(path.glob("*.et"))]
-    executed = bool(files) and all(map(is_execution_trace, files))
-    if chakra or (topology is not None and not executed):
-        faults = _unused(flags, "Chakra's traces")
-        _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
-    elif executed:
-        faults = _unused({name: flags[name] for name in _NOT_EXECUTED}, "execution traces")
-        _draft_executed(
-            traces, output, batch, (topology, nodes, gpus_per_node, fabric), faults, json
-        )
+    if chakra or topology is not None:
+        _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
     elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
     else:
         _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
-
-
-_NOT_EXECUTED = ("--gpu", "--model", "--set")
-"""Flags that execution traces have no use for."""
-
-
-def _unused(flags: Mapping[str, object], traces: str) -> list[Fault]:
-    """What was set of options that traces of a kind have no use for."""
-    return [
-        Fault(flag, "a value", f"nothing with {traces}") for flag, is_set in flags.items() if is_set
-    ]
 
 
 def _analyse(
@@ -136,78 +113,25 @@ def _analyse(
     )
 
 
-def _draft_executed(
-    paths: list[Path],
-    output: Path | None,
-    batch: int | None,
-    cluster: tuple[str | None, int, int | None, str | None],
-    unused: Sequence[Fault],
-    json: bool,
-) -> None:
-    """Draft a scenario from one execution trace, run it, and print both."""
-    from perfmodel.report.run.text import result_lines, to_json
-    from perfmodel.traces.rebuild import executed_scenario
-
-    _refuse_unless_one(
-        paths,
-        "files",
-        cluster[0],
-        "one rank's execution trace",
-        "the machine: an execution trace does not name its GPUs",
-        [
-            *unused,
-            *failed((output is None, "-o", "nothing", "the folder of a drafted scenario")),
-        ],
-    )
-    assert output is not None
-    check_outputs(
-        {f"-o ({name})": output / name for name in executed_scenario.FILES},
-        {f"the trace {paths[0]}": paths[0]},
-    )
-    section = zip(("node", "nodes", "gpus_per_node", "fabric"), cluster, strict=True)
-    path, result, notes = executed_scenario.run_draft(
-        paths[0], {name: value for name, value in section if value is not None}, output, batch
-    )
-    print_answer(result, json=json, to_json=to_json, lines=result_lines)
-    for note in (*notes, f"wrote {path}"):
-        print_note(note)
-
-
-def _refuse_unless_one(
-    paths: list[Path],
-    kind: str,
-    topology: str | None,
-    one: str,
-    machine: str,
-    faults: Sequence[Fault] = (),
-) -> None:
-    """Refuse several traces, and traces without a machine to simulate them on."""
-    refuse(
-        [
-            *faults,
-            *failed(
-                (topology is None, "--topology", "nothing", machine),
-                (len(paths) != 1, "trace", f"{len(paths)} {kind}", one),
-            ),
-        ]
-    )
-
-
 def _simulate_chakra(
     folders: list[Path],
     topology: str | None,
     cluster: tuple[int, int | None, str | None],
     library: str,
-    unused: Sequence[Fault],
+    unused: Mapping[str, object],
     json: bool,
 ) -> None:
-    _refuse_unless_one(
-        folders,
-        "folders",
-        topology,
-        "one folder of Chakra's traces",
-        "the machine to simulate Chakra's traces on",
-        unused,
+    """Simulate a folder of Chakra's traces; `unused`: flags that these have no use for."""
+    machine, folder = "the machine to simulate Chakra's traces on", "one folder of Chakra's traces"
+    refuse(
+        failed(
+            *(
+                (is_set, flag, "a value", "nothing with Chakra's traces")
+                for flag, is_set in unused.items()
+            ),
+            (topology is None, "--topology", "nothing", machine),
+            (len(folders) != 1, "trace", f"{len(folders)} folders", folder),
+        )
     )
     assert topology is not None
     from perfmodel.cli.topology import build_cluster

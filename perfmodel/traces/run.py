@@ -5,6 +5,7 @@ Execution traces of Chakra, which have their collectives, are simulated on any m
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.traces.chakra_read import read_plan
-from perfmodel.traces.execution_trace import is_execution_trace
+from perfmodel.traces.kineto.event_stream import first_bytes
 from perfmodel.traces.kineto.rank_trace import read_rank
 from perfmodel.traces.model import RankTrace
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
@@ -162,7 +163,7 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     Raises `InputError`: no traces, or two of one rank.
     """
     listed = [file for path in paths for file in _files_in(path)]
-    files = [file for file in listed if not is_execution_trace(file)] or listed
+    files = [file for file in listed if not _is_execution_trace(file)] or listed
     allowed = f"1 to {MOST_FILES} traces, one for each rank"
     refuse_if(not 1 <= len(files) <= MOST_FILES, "trace", f"{len(files)} files", allowed)
     ranks = sorted(map(read_rank, files), key=lambda trace: trace.rank)
@@ -182,6 +183,11 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
         replace(trace, rank=number, world_size=world, notes=trace.notes if number else notes)
         for number, trace in enumerate(ranks)
     )
+
+
+def _is_execution_trace(path: Path) -> bool:
+    """Tell whether a file begins as those of PyTorch's ExecutionTraceObserver do."""
+    return re.match(rb'\{\s*"schema"\s*:', first_bytes(path, 4096)) is not None
 
 
 def _files_in(path: Path) -> list[Path]:

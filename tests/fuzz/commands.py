@@ -146,9 +146,8 @@ def _graph_file(rng: random.Random) -> tuple[Any, ...]:
 
 
 def _trace_file(rng: random.Random) -> tuple[Any, ...]:
-    kinds = (files_read.trace, files_read.execution_trace)
     more = rng.choice(((), (), ("-o", "out"), ("--topology", "dgx-a100", "-o", "out")))
-    content = files_read.changed_json(rng.choice(kinds)(), rng)
+    content = files_read.changed_json(files_read.trace(), rng)
     return ("trace", "own.json", *more), "own.json", content, {}
 
 

@@ -90,22 +90,6 @@ def trace() -> dict[str, Any]:
     return MadeTrace(steps=3).document()
 
 
-@cache
-def execution_trace() -> dict[str, Any]:
-    """Operators of a step, as ExecutionTraceObserver writes them."""
-    sides = {"values": [], "shapes": [[4, 8], [8, 6]], "types": ["Tensor(float)"] * 2}
-    rows = [{"name": "rf_id", "type": "uint64", "value": 1}]
-    node = {
-        "id": 1,
-        "name": "aten::mm",
-        "ctrl_deps": 1,
-        "inputs": sides,
-        "outputs": {**sides, "shapes": [[4, 6]]},
-        "attrs": rows,
-    }
-    return {"schema": "1.1.1-chakra.0.0.4", "pid": 7, "time": "", "start_ts": 1, "nodes": [node]}
-
-
 def safetensors(header: Any) -> bytes:
     """Write a file of tensors, whose weights are zeros."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()

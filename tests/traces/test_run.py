@@ -225,3 +225,24 @@ def test_a_trace_with_nanoseconds_of_one_rank() -> None:
 def test_a_trace_without_training_is_refused() -> None:
     with pytest.raises(InputError, match="no backward pass"):
         analyse_traces([SAMPLES / "kineto_alexnet.json.gz"])
+
+
+def test_execution_traces_beside_the_profilers_are_passed_over(
+    traces: Path, tmp_path: Path
+) -> None:
+    """They have no times, and alone they are refused."""
+    executed = tmp_path / "et0.json"
+    executed.write_text('{ "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [{"id": 1}]}')
+    read = read_ranks([executed, traces])
+    assert [trace.path.name for trace in read] == ["a.json", "b.json"]
+    status, output = run("trace", str(executed))
+    assert status == 2
+    assert "an execution trace of PyTorch, which has no times" in " ".join(output.split())
+
+
+def test_flags_that_chakras_traces_have_no_use_for(traces: Path) -> None:
+    status, output = run("trace", str(traces), str(traces), "--topology", "dgx-a100", "--gpu", "x")
+    assert status == 2
+    said = " ".join(output.split())
+    assert "--gpu: found a value; allowed: nothing with Chakra's traces" in said
+    assert "trace: found 2 folders; allowed: one folder of Chakra's traces" in said

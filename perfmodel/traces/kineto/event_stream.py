@@ -184,12 +184,8 @@ class _Text:
         return value
 
 
-def read_events(
-    path: Path, header: dict[str, Any], *, member: str = "traceEvents"
-) -> Iterator[dict[str, Any]]:
+def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace; other members of the file go to `header`, those behind too.
-
-    `member`: that holds the events.
 
     Raises `InputError`: no trace, or a damaged one; names the file and what is wrong with it.
     """
@@ -203,7 +199,7 @@ def read_events(
         if not isinstance(key, str):
             raise trace_fault(path, f"{key!r} where JSON has a member's name")
         text.take(":")
-        if key == member and text.peek() == "[":
+        if key == "traceEvents" and text.peek() == "[":
             has_events = True
             yield from _events(text)
         else:
@@ -237,6 +233,6 @@ def _events(text: _Text) -> Iterator[dict[str, Any]]:
 def _describe(header: dict[str, Any]) -> str:
     """Say what a JSON file without events may be."""
     if "nodes" in header and "schema" in header:
-        return "an execution trace of PyTorch, which has no times: `perfmodel trace` sums it up"
+        return "an execution trace of PyTorch, which has no times"
     names = ", ".join(repr(name[:30]) for name in list(header)[:5])
     return f"JSON without traceEvents, but with {names or 'nothing'}"

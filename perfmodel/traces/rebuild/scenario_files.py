@@ -44,15 +44,21 @@ SHARDED = frozenset({"all_gather", "reduce_scatter", "barrier"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A scenario that was made of a trace.
+class Rebuilt:
+    """A scenario with the times and the machine of a trace.
 
     `documents`: by file name; `comments`: the first line of each file.
+    `caps_bytes`: of each bucket; None: PyTorch's default caps give the same buckets.
+    `fit`: of the links; None: one rank, or nothing recorded.
     """
 
     documents: Mapping[str, Mapping[str, Any]]
     comments: Mapping[str, str]
     notes: tuple[str, ...]
+    profile: Profile
+    caps_bytes: tuple[int, ...] | None
+    fit: LinkFit | None
+    gradients: tuple[Gradient, ...]
 
     def text(self, name: str) -> str:
         """Return the content of one of the files."""
@@ -63,20 +69,6 @@ class Draft:
         for name in self.documents:
             write_atomically(folder / name, self.text(name))
         return folder / SCENARIO
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebuilt(Draft):
-    """A scenario with the times and the machine of a trace.
-
-    `caps_bytes`: of each bucket; None: PyTorch's default caps give the same buckets.
-    `fit`: of the links; None: one rank, or nothing recorded.
-    """
-
-    profile: Profile
-    caps_bytes: tuple[int, ...] | None
-    fit: LinkFit | None
-    gradients: tuple[Gradient, ...]
 
 
 def rebuild(
