@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     *("convolution_nets", "bert", "text_decoder", "llama", "expert_decoder", "t5", "whisper"),
-    *("image_stack", "depthwise_nets", "amoebanet", "unet", "dit", "flux", "dlrm"),
+    *("image_stack", "depthwise_nets", "unet", "dit", "flux", "dlrm"),
 )
 """Modules that have `MODELS`, those that are asked for most first: a run imports the others only
 where its model is none of these."""

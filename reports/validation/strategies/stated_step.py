@@ -26,7 +26,6 @@ from perfmodel.workload.model_changes import (
     pack_documents,
 )
 from perfmodel.workload.shard import WHOLE, Shard
-from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.convolution_nets import resnet
 from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, SHAPES, DecoderShape, expert_family
@@ -34,6 +33,7 @@ from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from reports.validation.strategies.amoebanet import amoebanet
 from reports.validation.strategies.unfused_loss import keep_loss_apart
 
 STAND_IN = "gpt2"
@@ -315,7 +315,7 @@ def _built(
             shard=shard,
         )
     if family == "amoebanet":
-        return build_model(f"amoebanet-d-l{layers}-d{width}", dtype=dtype, image_size=tokens)
+        return amoebanet(layers, width, dtype=dtype, image_size=tokens)
     if family == "resnet":
         return resnet(layers, dtype=dtype, image_size=tokens)
     if family not in DECODERS:

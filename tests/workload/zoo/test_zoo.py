@@ -7,8 +7,6 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
-from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import sequence_of
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
@@ -47,13 +45,6 @@ TENSORS = {
     "llama2-13b": (13015864320, 363, "26b6ff44ccff8148"),
     "llama2-70b": (68976648192, 723, "763ebd934ffa80c4"),
     "llama3-8b": (8030261248, 291, "0d86526b86b138c1"),
-    # benchmarks/models/amoebanet of kakaobrain/torchgpipe, built on PyTorch's meta device
-    "amoebanet-d-l18-d208": (81505540, 831, "49c12b56426e05b5"),
-    "amoebanet-d-l18-d256": (122470120, 831, "2002e4575977e3dc"),
-    "amoebanet-d-l18-d416": (319024120, 831, "887cc01d91e22d9e"),
-    "amoebanet-d-l18-d544": (542734840, 831, "a14ef289d2749535"),
-    "amoebanet-d-l36-d544": (1055832376, 1533, "006914773415a269"),
-    "amoebanet-d-l72-d512": (1844858344, 2937, "58a36ff6c1608380"),
     "inception-v3": (27161264, 292, "803bcea2c49f24e2"),
     "vit-b-16": (86567656, 152, "3de094db091f770a"),
     "gpt3-125m": (125226240, 148, "499601d5e611d613"),
@@ -176,7 +167,6 @@ READY = {
     "FLUX.1-dev": "dd17993d04c24f66",
     "resnet18": "7ebb8325694d8c2c",
     "resnet50": "1cc2dc97bb107b44",
-    "amoebanet-d-l18-d256": "4a5008763285ef7f",
     "vgg16": "0bb5f3dc45312009",
     "inception-v3": "0e758eeb9ab1ee4d",
     "vit-b-16": "2ce5982a7033893d",
@@ -198,7 +188,6 @@ GMACS = {
     "resnet50": 4.089,
     "resnet101": 7.801,
     "resnet152": 11.514,
-    "amoebanet-d-l18-d256": 15.170,
     "vgg16": 15.47,
     "vgg19": 19.632,
     "alexnet": 0.714,
@@ -233,7 +222,6 @@ BUFFERS = {
     "llama2-7b": 512,
     "convnext_tiny": 0,
     "efficientnet_b0": 168456,
-    "amoebanet-d-l18-d256": 829848,
 }
 
 
@@ -508,35 +496,3 @@ def test_a_fused_norm_moves_and_launches_less():
     assert sum(layer.kernels for layer in plain.layers) == 4 * 5 + sum(
         layer.kernels for layer in fused.layers
     )
-
-
-def test_amoebanet_is_as_large_as_its_tables_say():
-    """Millions of parameters: torchgpipe's docs/benchmarks.rst, as table 1 of arXiv 1811.06965."""
-    stated = {
-        "l18-d208": 81.5,
-        "l18-d416": 319.0,
-        "l18-d544": 542.7,
-        "l36-d544": 1060.0,
-        "l72-d512": 1840.0,
-    }
-    for size, millions in stated.items():
-        assert build_model(f"amoebanet-d-{size}").parameters / 1e6 == pytest.approx(
-            millions, rel=0.005
-        )
-
-
-def test_amoebanet_keeps_what_autograd_saves():
-    """Saved-tensor hooks around the real module count 356,692,224 bytes of an image in fp32."""
-    kept = activation_bytes(build_model("amoebanet-d-l18-d256"), 1, "fp32")
-    assert kept == pytest.approx(356_692_224, rel=0.01)
-
-
-def test_cells_of_amoebanet_are_blocks_that_hand_two_maps_on():
-    """Stems and cells, as torchgpipe deals them out; each hands on its output and its input."""
-    workload = build_model("amoebanet-d-l18-d256")
-    blocks = repeated_blocks(workload)
-    assert len(blocks) == 3 + 3 * 6 + 2
-    last = [workload.layers[block[-1]] for block in blocks]
-    assert last[0].output_elements == 64 * 112**2
-    assert last[1].output_elements == 3 * 128 * 56**2 + 64 * 112**2
-    assert last[4].output_elements == 2 * 4 * 256 * 28**2

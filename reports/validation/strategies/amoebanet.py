@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.workload.model import Layer, Workload
-from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
     IMAGENET_CLASSES,
@@ -34,9 +33,6 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published import published_sizes
-
-AMOEBANETS = published_sizes("images")["amoebanet"]
 
 Kernel = tuple[int, int]
 Operation = Callable[[str, Image, int], tuple[list[Module], Image]]
@@ -54,7 +50,7 @@ class _Cell:
     joined: tuple[int, ...]
 
 
-def amoebanet(name: str, *, dtype: str, image_size: int, layers: int, filters: int) -> Workload:
+def amoebanet(layers: int, filters: int, *, dtype: str = "fp32", image_size: int = 224) -> Workload:
     """AmoebaNet-D of so many cells and filters."""
     width, image = filters // 4, Image(3, image_size, image_size)
     parts, now = _rectified(
@@ -72,7 +68,7 @@ def amoebanet(name: str, *, dtype: str, image_size: int, layers: int, filters: i
     head = weight_and_bias("classify.fc", IMAGENET_CLASSES, pooled.elements)
     parts += [pool, linear("classify.fc", 1, pooled.elements, IMAGENET_CLASSES, parameters=head)]
     return image_model(
-        name,
+        f"amoebanet-d-l{layers}-d{filters}",
         parts,
         dtype=dtype,
         image_size=image_size,
@@ -251,10 +247,3 @@ _REDUCTION = _Cell(
     ),
     (4, 5, 6),
 )
-
-
-MODELS = {
-    name: Buildable(name, partial(amoebanet, name, **sizes), 224, "image")
-    for name, sizes in AMOEBANETS.items()
-}
-"""Models of the zoo, with the image size that their authors trained with."""
