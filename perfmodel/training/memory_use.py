@@ -1,7 +1,4 @@
-"""Memory that training takes on a GPU, and what CUDA, NCCL and the allocator take beside it.
-
-`MemoryUse` has the parts of ``result.Memory`` under the same names.
-"""
+"""Memory that training takes on a GPU, and what CUDA, NCCL and the allocator take beside it."""
 
 from __future__ import annotations
 
@@ -126,11 +123,11 @@ class MemoryUse:
     once, as gradients.
     """
 
-    parameters_bytes: float
-    gradients_bytes: float
-    optimizer_bytes: float
-    buckets_bytes: float
-    activations_bytes: float
+    parameters_bytes: float = 0.0
+    gradients_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
+    buckets_bytes: float = 0.0
+    activations_bytes: float = 0.0
     """Beside all gradients."""
     gathered_bytes: float = 0.0
     """Of sharded parameters and gradients while they are whole."""
@@ -182,7 +179,6 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
         optimizer_bytes=optimizer_state_bytes(
             workload, setup.optimizer, master_weights=setup.master_weights
         ),
-        buckets_bytes=0.0,
         activations_bytes=(most_beside(workload, activations) if grows else _most(activations)),
     )
 

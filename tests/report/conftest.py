@@ -185,7 +185,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         limit="compute" if gpus == 1 else "communication",
         global_batch=BATCH * gpus,
         batch_per_gpu=BATCH,
-        memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
+        memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, capacity_bytes=80e9),
         interval_s=None,
         buckets=buckets,
         links=links,

@@ -173,7 +173,8 @@ def memory_of(share: float) -> Memory:
     fixed = context_bytes(1)
     reserve = fixed + unused_bytes(share * capacity)
     return Memory(
-        *(share * capacity, 0, 0, 0, 0, 0, capacity),
+        parameters_bytes=share * capacity,
+        capacity_bytes=capacity,
         low_bytes=0.9 * share * capacity,
         high_bytes=1.2 * share * capacity,
         reserve_bytes=reserve,

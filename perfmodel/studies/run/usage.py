@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.training.memory_use import MemoryUse
+
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes per GPU (the fullest one), and whether they fit.
+class Memory(MemoryUse):
+    """Bytes per GPU (the fullest one), and whether they fit; 0 of what is not known.
 
     `low_bytes`, `high_bytes`: 80 % interval of all parts together.
     `is_estimated`: whether activations are estimated, so that they may be anywhere in it; else they
         are counted.
     `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
-    `idle_bytes`: part of it that the allocator keeps for the streams of communication.
+        `idle_bytes` are part of it: the allocator keeps them for the streams of communication.
     `context_bytes`: part of it that CUDA and NCCL take, and nothing gives back.
     `host_bytes`, `drive_bytes`: what all GPUs of a host offload to its memory and to its drives.
     `host_capacity_bytes`, `drive_capacity_bytes`: of a host; None: not stated, so not checked.
@@ -26,15 +28,7 @@ class Memory:
     `is_stated`: whether anything is known of it: not of a user's own strategy, whose parts are 0.
     """
 
-    parameters_bytes: float = 0.0
-    gradients_bytes: float = 0.0
-    optimizer_bytes: float = 0.0
-    buckets_bytes: float = 0.0
-    activations_bytes: float = 0.0
-    gathered_bytes: float = 0.0
     capacity_bytes: float = 0.0
-    temporary_bytes: float = 0.0
-    idle_bytes: float = 0.0
     stages_bytes: tuple[float, ...] = ()
     advice: tuple[str, ...] = ()
     low_bytes: float = 0.0
@@ -42,24 +36,9 @@ class Memory:
     is_estimated: bool = False
     reserve_bytes: float = 0.0
     context_bytes: float = 0.0
-    host_bytes: float = 0.0
-    drive_bytes: float = 0.0
     host_capacity_bytes: float | None = None
     drive_capacity_bytes: float | None = None
     is_stated: bool = True
-
-    @property
-    def total_bytes(self) -> float:
-        """Sum of all parts."""
-        return (
-            self.parameters_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.buckets_bytes
-            + self.activations_bytes
-            + self.gathered_bytes
-            + self.temporary_bytes
-        )
 
     @property
     def fits(self) -> bool:
