@@ -52,6 +52,7 @@ from perfmodel.studies.advise.model import (
     to_json,
 )
 from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.steps.reliefs import join_words
 from perfmodel.studies.tune.model import MIN_GAIN
 
 _LIMITS = {
@@ -110,7 +111,7 @@ def headline(advice: Advice) -> str:
     first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
     change = first.changes[0]
     others = [named(each) for each in best.changes if each.text != change.text]
-    together = f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
+    together = f", with {join_words(others)} {quantities.percent(best.saves)}"
     return (
         f"{limit}; {named(change)} {'save' if change.is_plural else 'saves'} "
         f"{quantities.percent(first.saves)}{together if len(best.changes) > 1 else ''} of the time "

@@ -11,6 +11,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import first_applying
 from perfmodel.studies.comparison import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.steps.reliefs import join_words
 
 LEAST_RELATIVE_CHANGE = 0.0005
 """Changes below this are none."""
@@ -86,7 +87,7 @@ def per_sample(versus: SideDifference) -> Change:
 def title(comparison: Comparison) -> str:
     """Name what is compared."""
     first, *rest = (side.label for side in comparison.sides)
-    return f"{first} against {quantities.listed(rest)}" if rest else first
+    return f"{first} against {join_words(rest)}" if rest else first
 
 
 def sentences(comparison: Comparison) -> Iterator[str]:
@@ -184,7 +185,7 @@ def limited_by(point: SizeResult) -> str:
     if relief is None or not mostly_computes(point):
         return point.bottleneck
     return (
-        f"compute (without limits of {quantities.listed(relief.parts)} "
+        f"compute (without limits of {join_words(relief.parts)} "
         f"{quantities.percent(relief.saves_s / point.step_time_s)} less)"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common.document import first_applying
@@ -105,17 +105,6 @@ def signed(value: float, write: Callable[[float], str]) -> str:
 def or_empty(write: Callable[[float], str], value: float | None) -> str:
     """Write a value in a cell of a table that is empty where there is none."""
     return "" if value is None else write(value)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names in a sentence.
-
-    Examples
-    --------
-    >>> listed(["buckets", "batch", "hook"])
-    'buckets, batch and hook'
-    """
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def operation(op: str) -> str:

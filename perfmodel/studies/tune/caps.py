@@ -128,11 +128,6 @@ class Window:
         return (self.most_bytes + 1) / MIB
 
     @property
-    def room(self) -> float:
-        """Ratio of the largest to the least cap, at most two."""
-        return min(self.high_mb, 2 * self.low_mb) / self.low_mb
-
-    @property
     def exists(self) -> bool:
         """Whether any cap is in it."""
         return self.above_bytes < self.most_bytes
@@ -162,6 +157,11 @@ class UniformPartition:
     def cap_mb(self) -> float:
         """A short number among the caps; MiB."""
         return round_cap_mb(self.window)
+
+
+def cap_room(low_mb: float, high_mb: float) -> float:
+    """Ratio of the first cap beyond a window to the least cap in it, at most two."""
+    return min(high_mb, 2 * low_mb) / low_mb
 
 
 def round_cap_mb(window: Window) -> float:

@@ -22,6 +22,7 @@ from perfmodel.studies.tune.caps import (
     UniformPartition,
     as_bytes,
     assign_buckets,
+    cap_room,
     integer_cap_mb,
     number,
     order_gradients,
@@ -262,8 +263,8 @@ def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartiti
 
     def complexity(partition: UniformPartition) -> tuple[int, int, float]:
         """Fewer buckets where that counts, fewer digits, more room."""
-        buckets = len(partition.groups) if several else 0
-        return buckets, len(number(partition.cap_mb)), -partition.window.room
+        buckets, window = len(partition.groups) if several else 0, partition.window
+        return buckets, len(number(partition.cap_mb)), -cap_room(window.low_mb, window.high_mb)
 
     for partition in sorted(filter(may_be_good, partitions), key=complexity)[:MOST_ROUND_CAPS]:
         if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:

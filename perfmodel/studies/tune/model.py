@@ -90,11 +90,6 @@ class CurvePoint:
         """Largest regret over the machines."""
         return max(self.regrets)
 
-    @property
-    def room(self) -> float:
-        """Ratio of the largest to the least cap, at most two."""
-        return min(self.high_mb, 2 * self.low_mb) / self.low_mb
-
 
 Spans = tuple[tuple[float, float], ...]
 """From the least cap to the first one beyond (infinite: no limit); MiB."""

@@ -17,7 +17,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.corrections import BANDS, CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -28,6 +28,7 @@ from perfmodel.studies.tune.caps import (
     UniformPartition,
     Window,
     assign_buckets,
+    cap_room,
     number,
     round_cap_mb,
 )
@@ -231,7 +232,7 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
     worst = [point.worst_regret for point in curve]
     limit = min(worst) + STEP_TOLERANCE
     good = (point for point in curve if point.worst_regret <= limit)
-    best = min(good, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    best = min(good, key=lambda p: (len(number(p.bucket_cap_mb)), -cap_room(p.low_mb, p.high_mb)))
     return RobustCap(MIN_GAIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
@@ -341,8 +342,7 @@ def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     `results`: two or more; their curves cover all caps, so that none is missed.
     Raises `InputError`: fewer than two.
     """
-    if len(results) < 2:
-        raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))
+    refuse_if(len(results) < 2, "scenarios", f"{len(results)}", "two or more for one setting")
     ends = sorted({point.low_mb for tuned in results for point in tuned.curve})
     rated = [rate_cap(results, low) for low in ends]
     least = min(shared.worst_regret for shared in rated)
