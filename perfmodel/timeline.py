@@ -125,8 +125,8 @@ def exposed(
     [(0.0, 1.0), (2.0, 4.0)]
     """
     free: list[tuple[float, float]] = []
-    shields = _union(cover)
-    for start, stop in _union(busy):
+    shields = union(cover)
+    for start, stop in union(busy):
         position = start
         for low, high in shields:
             if high <= position or low >= stop:
@@ -139,7 +139,14 @@ def exposed(
     return free
 
 
-def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join intervals that overlap.
+
+    Examples
+    --------
+    >>> union([(1, 2), (0, 5), (3, 4), (6, 7)])
+    [(0, 5), (6, 7)]
+    """
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:

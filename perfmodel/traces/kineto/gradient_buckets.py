@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
+from perfmodel.timeline import union
 from perfmodel.traces.kineto.event_table import Events, EventTable
 from perfmodel.traces.kineto.work import Window, Work, overlap_s
 from perfmodel.traces.model import Call, Gradient
@@ -130,23 +131,6 @@ Spans = list[tuple[float, float]]
 def version_of(table: EventTable) -> int:
     """Return the version of FSDP that a trace shows; 0: none."""
     return next((number for number, word in HOOKS.items() if len(table.named(word))), 0)
-
-
-def union(spans: Spans) -> Spans:
-    """Join spans that overlap.
-
-    Examples
-    --------
-    >>> union([(1, 2), (0, 5), (3, 4), (6, 7)])
-    [(0, 5), (6, 7)]
-    """
-    merged: Spans = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 def common(first: Spans, second: Spans) -> Spans:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
+from perfmodel.timeline import union
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import refuse_trace
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
@@ -19,7 +20,6 @@ from perfmodel.traces.kineto.gradient_buckets import (
     copied_sizes,
     fill_buckets,
     shard_gradients,
-    union,
     version_of,
     waits_s,
 )

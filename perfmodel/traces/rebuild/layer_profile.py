@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, raise_faults
-from perfmodel.traces.kineto.gradient_buckets import union
+from perfmodel.timeline import union
 from perfmodel.traces.kineto.work import overlap_s
 from perfmodel.traces.model import Call, RankTrace, StepParts, TracedStep
 
