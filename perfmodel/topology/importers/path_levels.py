@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, count, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
@@ -130,13 +130,13 @@ def clusters_of(matrix: Matrix, domain: Sequence[str]) -> list[list[list[str]]]:
 
 def _components(items: Iterable[_Name], pairs: Iterable[tuple[_Name, _Name]]) -> list[list[_Name]]:
     """Groups of items that pairs join, in the order of their first items."""
-    group_of = {item: [item] for item in items}
-    place = {item: at for at, item in enumerate(group_of)}
-    for a, b in pairs:
-        if group_of[a] is not group_of[b]:
-            joined = sorted(group_of[a] + group_of[b], key=place.__getitem__)
-            group_of |= dict.fromkeys(joined, joined)
-    return list({id(group): group for group in group_of.values()}.values())
+    import networkx as nx
+
+    graph: nx.Graph[Any] = nx.Graph()
+    place = {item: at for at, item in enumerate(items)}
+    graph.add_nodes_from(place)
+    graph.add_edges_from(pairs)
+    return [sorted(group, key=place.__getitem__) for group in nx.connected_components(graph)]
 
 
 _DRIVERS = (
