@@ -101,8 +101,12 @@ def collective(
         profile_notes,
     )
 
-    if profile is None and rows is not None:
-        raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
+    refuse_if(
+        profile is None and rows is not None,
+        "--profile-rows",
+        repr(rows),
+        "nothing without --profile",
+    )
     measured = load_profile(profile)
     with progress_bar("simulating") as progress, flags_as_fields(FLAGS):
         nominal = nominal_timer(machine, library, settings)

@@ -115,16 +115,24 @@ def init(
             draft = draft_from_trace(trace, output, recorded, force=force)
         _write(draft, output, f"perfmodel run {output}", force=force)
         return
-    if gpu is not None and topo is None:
-        raise InputError(Fault("--gpu", repr(gpu), "--topo beside it: a node has its own GPUs"))
+    refuse_if(
+        gpu is not None and topo is None,
+        "--gpu",
+        repr(gpu),
+        "--topo beside it: a node has its own GPUs",
+    )
     if sys.stdin.isatty() and model is None and config is None:
         model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", build_model)
         if node is None and topo is None:
             node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", load_node)
         if nodes is None:
             nodes = int(_ask_for("How many of them?", "1", _check_nodes))
-    if model is None and config is None:
-        raise InputError(Fault("--model", "nothing", "a model by name, or --config FILE"))
+    refuse_if(
+        model is None and config is None,
+        "--model",
+        "nothing",
+        "a model by name, or --config FILE",
+    )
     if topo is not None:
         node = str(_import_node(topo, gpu, output, force=force))
     place = node or "dgx-a100"

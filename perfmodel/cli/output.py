@@ -399,8 +399,12 @@ def parse_quantities(
     faults: list[Fault] = []
     for flag, text in flags.items():
         with collect_faults(faults):
-            if text is not None and values.setdefault(flag, parse(text, flag)) <= 0:
-                raise InputError(Fault(flag, repr(text), "more than zero"))
+            refuse_if(
+                text is not None and values.setdefault(flag, parse(text, flag)) <= 0,
+                flag,
+                repr(text),
+                "more than zero",
+            )
     refuse(faults)
     return values
 

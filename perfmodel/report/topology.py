@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, TopologyError
+from perfmodel.errors import TopologyError, refuse_if
 from perfmodel.report.common.document import (
     Definitions,
     Figure,
@@ -148,8 +148,12 @@ def rate_lines(topology: Topology) -> Iterator[str]:
 
 def check_page_name(path: Path) -> None:
     """Raise `InputError` unless a file's name ends as that of a page."""
-    if path.suffix.lower() not in {".html", ".htm"}:
-        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
+    refuse_if(
+        path.suffix.lower() not in {".html", ".htm"},
+        "-o",
+        repr(path.name),
+        "a file name that ends in '.html'",
+    )
 
 
 def write_topology(topology: Topology, path: Path) -> Path:

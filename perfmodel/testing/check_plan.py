@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import get_args
 
-from perfmodel.errors import ScheduleError, allowed_names, describe_type
+from perfmodel.errors import allowed_names, check_schedule, describe_type
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -42,8 +42,7 @@ def check_plan(plan: StepPlan, ranks: int | None = None) -> None:
         *_collectives(plan),
     ]
     faults += [] if faults else [*_semaphores(plan), *_circles(plan)]
-    if faults:
-        raise ScheduleError(f"plan {plan.name!r}:\n" + "\n".join(f"  {fault}" for fault in faults))
+    check_schedule((faults, f"plan {plan.name!r}:\n" + "\n".join(f"  {fault}" for fault in faults)))
 
 
 def _types(plan: StepPlan) -> Iterator[str]:

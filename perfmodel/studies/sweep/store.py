@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.errors import Fault, InputError, PerfmodelError, refuse_if
 from perfmodel.files import attributes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
@@ -124,6 +124,7 @@ one byte for an empty one."""
 LONGEST_BYTES = 64 << 20
 """The longest text that is read; a damaged length may claim a gigabyte."""
 
+FLAG = "--store"
 A_STORE = "a new file, or a store of a sweep"
 AS_WRITTEN = "a store as sweeps wrote it: move this file away, or delete it, and run again"
 A_PLACE = "a place that can be written and has room; what was stored before is kept: run again"
@@ -185,8 +186,7 @@ class Store(AbstractContextManager["Store"]):
             f"a file of {size} bytes that is no store": 0 < size < SMALLEST_BYTES,
         }
         for problem, holds in problems.items():
-            if holds:
-                raise self._fault(problem, A_STORE)
+            refuse_if(holds, FLAG, problem, A_STORE, str(self.path))
 
     def _open(self) -> None:
         self._base.text_factory = bytes  # what is no UTF-8 is then a wrong checksum, not an error
@@ -199,8 +199,13 @@ class Store(AbstractContextManager["Store"]):
                     self._base.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                     self._base.execute(_TABLE)
         self._enter_wal_mode()
-        if self._base.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
-            raise self._fault("a damaged file", AS_WRITTEN)
+        refuse_if(
+            self._base.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",),
+            FLAG,
+            "a damaged file",
+            AS_WRITTEN,
+            str(self.path),
+        )
 
     def _enter_wal_mode(self) -> None:
         """Change the file's mode; while another process does so SQLite does not wait by itself."""
@@ -223,16 +228,28 @@ class Store(AbstractContextManager["Store"]):
         ).fetchone()
         if not pages or (self._base.in_transaction and not application):
             return False  # BEGIN makes the first page
-        if application != APPLICATION_ID:
-            raise self._fault("another program's database", A_STORE)
-        if version != SCHEMA_VERSION:
-            raise self._fault(
-                f"a store of version {version}",
-                f"a new file, or a store of version {SCHEMA_VERSION}",
-            )
+        refuse_if(
+            application != APPLICATION_ID,
+            FLAG,
+            "another program's database",
+            A_STORE,
+            str(self.path),
+        )
+        refuse_if(
+            version != SCHEMA_VERSION,
+            FLAG,
+            f"a store of version {version}",
+            f"a new file, or a store of version {SCHEMA_VERSION}",
+            str(self.path),
+        )
         tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-        if tables != [(b"table", b"answers", _TABLE.encode())]:
-            raise self._fault("other tables than a store has", AS_WRITTEN)
+        refuse_if(
+            tables != [(b"table", b"answers", _TABLE.encode())],
+            FLAG,
+            "other tables than a store has",
+            AS_WRITTEN,
+            str(self.path),
+        )
         return True
 
     def __exit__(self, *_: object) -> None:
@@ -311,7 +328,7 @@ class Store(AbstractContextManager["Store"]):
             raise self._fault(error.strerror or str(error), A_PLACE) from None
 
     def _fault(self, problem: str, allowed: str) -> InputError:
-        return InputError(Fault("--store", problem, allowed, str(self.path)))
+        return InputError(Fault(FLAG, problem, allowed, str(self.path)))
 
 
 def _checksum(content: list[Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.match_template import TemplateFacts, template_facts
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
@@ -145,8 +145,13 @@ def _is_like(facts: TemplateFacts, host: ImportedHost) -> bool:
 
 def _gpu(host: ImportedHost, models: Sequence[str]) -> str:
     template = host.template
-    if len(models) > 1:
-        raise host.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(models))}", "one kind")
+    refuse_if(
+        len(models) > 1,
+        "gpu",
+        f"GPUs of several kinds: {', '.join(sorted(models))}",
+        "one kind",
+        host.file,
+    )
     by_device = next(iter(models), None)
     family = part_of(by_device).spelled if by_device else None
     asked = template if host.asked_template is not None else None
@@ -158,10 +163,13 @@ def _gpu(host: ImportedHost, models: Sequence[str]) -> str:
         )
     if host.asked_gpu is not None:
         named = read_gpu(host.asked_gpu)
-        if by_device and family != named.part.spelled:
-            raise host.refuse(
-                "gpu", f"{by_device} by its PCI device, {host.asked_gpu!r} asked for", by_device
-            )
+        refuse_if(
+            by_device and family != named.part.spelled,
+            "gpu",
+            f"{by_device} by its PCI device, {host.asked_gpu!r} asked for",
+            f"{by_device}",
+            host.file,
+        )
         host.notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
         return named.name
     if by_device:
@@ -238,14 +246,16 @@ def _add_gpus(host: ImportedHost) -> None:
     if host.all("gpu"):
         return
     places, gpus = host.all("switch") or host.domains, host.usual("gpu")
-    if not gpus:
-        raise host.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
-    if gpus % len(places):
-        raise host.refuse(
-            "gpu",
-            f"no GPU, and {len(places)} places for {gpus}",
-            "a template whose GPUs spread evenly",
-        )
+    refuse_if(
+        not gpus, "gpu", "no GPU", "--template NAME of the machine, which has them", host.file
+    )
+    refuse_if(
+        gpus % len(places),
+        "gpu",
+        f"no GPU, and {len(places)} places for {gpus}",
+        "a template whose GPUs spread evenly",
+        host.file,
+    )
     each = gpus // len(places)
     for at in range(gpus):
         places[at // each].children.append(Device("gpu", f"~{at:04d}", 0))

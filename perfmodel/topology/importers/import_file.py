@@ -138,10 +138,14 @@ def read_content(path: Path) -> str:
         text = clean_characters(read_pasted_text(path, LARGEST_BYTES))
     except InputError as error:
         raise _refusal(error.faults[0].found, str(path)) from None
-    if not text.strip():
-        raise _refusal("nothing: the file is empty", str(path))
-    if text.count("\n") > MOST_LINES:
-        raise _refusal(f"more than {MOST_LINES:,} lines", str(path))
+    refuse_if(not text.strip(), "file", "nothing: the file is empty", WANTED, str(path))
+    refuse_if(
+        text.count("\n") > MOST_LINES,
+        "file",
+        f"more than {MOST_LINES:,} lines",
+        WANTED,
+        str(path),
+    )
     text = _joined_lines(text)
     if is_xml(text):  # with what is printed behind it
         end = max(text.rfind("</system>"), text.rfind("</graphs>"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
@@ -181,16 +181,14 @@ def _model(lines: Sequence[str], file: str) -> str | None:
         match = re.match(r"\s*GPU[ \t]+\d+:[ \t]*(.+?)[ \t]*(?:\(UUID.*)?$", line)
         if match is not None:
             models.setdefault(match[1], at)
-    if len(models) > 1:
-        raise InputError(
-            Fault(
-                "gpu",
-                f"GPUs of several kinds: {', '.join(sorted(models))}",
-                "one kind",
-                file,
-                max(models.values()),
-            )
-        )
+    refuse_if(
+        len(models) > 1,
+        "gpu",
+        f"GPUs of several kinds: {', '.join(sorted(models))}",
+        "one kind",
+        file,
+        max(models.values(), default=None),
+    )
     return next(iter(models), None)
 
 

@@ -183,8 +183,7 @@ def resolve_events(
     for place, make in makers.items():
         with collect_faults(faults), relocated_errors(scenario, place):
             disturbances.append(make())
-    if faults and strict:
-        raise InputError(faults)
+    raise_faults(faults if strict else ())
     return tuple(disturbances)
 
 

@@ -13,6 +13,7 @@ from perfmodel.errors import (
     InputError,
     ScheduleError,
     allowed_names,
+    check_schedule,
     describe_type,
     raise_faults,
     refuse_if,
@@ -281,6 +282,7 @@ def _plan(function: OwnStrategy, request: StepRequest, _: object) -> StepPlan:
             f"strategy: {name} returned {describe_type(plan)}; allowed: {A_FUNCTION}"
         )
     check_plan(plan, request.ranks)
-    if not plan.tasks:
-        raise ScheduleError(f"plan {plan.name!r}: tasks: found none; allowed: at least one")
+    check_schedule(
+        (not plan.tasks, f"plan {plan.name!r}: tasks: found none; allowed: at least one")
+    )
     return plan
