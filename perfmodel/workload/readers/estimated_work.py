@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from perfmodel.files import read_yaml
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
@@ -38,43 +39,10 @@ class Stated:
     weights: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Shares of the elements that matrix kernels read and write.
-
-    `kept`: for backward: low, likely and high. `passes`: of element-wise kernels.
-    """
-
-    kept: tuple[float, float, float]
-    passes: float
-
-
-@dataclass(frozen=True, slots=True)
-class EstimateRule:
-    """Constants by which a layer's traffic and activations are estimated from its operations.
-
-    `estimated_work.yaml` says what each is, and its source.
-    """
-
-    linear: Shares
-    conv: Shares
-    unshaped: float
-    operations: tuple[float, float, float]
-
-
 @cache
-def estimate_rule() -> EstimateRule:
-    """Read the shipped constants."""
-    data = read_yaml(Path(__file__).with_suffix(".yaml"))
-
-    def shares(kind: str) -> Shares:
-        low, likely, high = map(float, data["shares"][kind]["kept"])
-        return Shares((low, likely, high), float(data["shares"][kind]["passes"]))
-
-    few, usual, many = map(float, data["sideless"]["operations"])
-    return EstimateRule(
-        shares("linear"), shares("conv"), float(data["unshaped"]["widen"]), (few, usual, many)
-    )
+def estimate_rule() -> Any:
+    """Read the constants by which traffic and activations are estimated; the file says each."""
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 _Kept = tuple[float, float, float]
@@ -146,11 +114,11 @@ def _complete(
         elements = statement.kept or 0.0
         return replace(layer, saved_elements=elements), (elements, elements, elements)
     is_conv = any(len(tensor.shape) > 2 for tensor in weights)
-    shares = estimate_rule().conv if is_conv else estimate_rule().linear
+    shares = estimate_rule()["shares"]["conv" if is_conv else "linear"]
     kept, moved = _estimate(layer, shares, weights, rows)
     if statement.kept is not None:
         kept = (statement.kept, statement.kept, statement.kept)
-    operands, passes = ELEMENT_BYTES * moved, ELEMENT_BYTES * shares.passes * moved
+    operands, passes = ELEMENT_BYTES * moved, ELEMENT_BYTES * shares["passes"] * moved
     return replace(
         layer,
         matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
@@ -166,15 +134,17 @@ def _complete(
 
 
 def _estimate(
-    layer: Layer, shares: Shares, weights: Sequence[ParameterTensor], rows: float
+    layer: Layer, shares: Mapping[str, Any], weights: Sequence[ParameterTensor], rows: float
 ) -> tuple[_Kept, float]:
     """Return the elements kept, and those that the matrix kernel reads and writes."""
     rule, moved = estimate_rule(), _moved(layer, weights, rows)
     if not moved:
-        few, usual, many = (layer.matmul_flops / each for each in reversed(rule.operations))
-        return (few, usual, many), usual / shares.kept[1]
-    low, likely, high = (share * moved for share in shares.kept)
-    widen = rule.unshaped if any(len(tensor.shape) == 1 for tensor in weights) else 1.0
+        few, usual, many = (
+            layer.matmul_flops / each for each in reversed(rule["sideless"]["operations"])
+        )
+        return (few, usual, many), usual / shares["kept"][1]
+    low, likely, high = (share * moved for share in shares["kept"])
+    widen = rule["unshaped"]["widen"] if any(len(tensor.shape) == 1 for tensor in weights) else 1.0
     return (low / widen, likely, high * widen), moved
 
 
