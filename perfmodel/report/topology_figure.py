@@ -32,7 +32,6 @@ from perfmodel.report.topology_layout import (
     find_limiting,
     has_layers,
     layer_labels,
-    limiting_device,
     link_name,
     positions,
     stack,
@@ -179,7 +178,8 @@ def draw_topology(
     groups = grouped((_look(cable, with_traffic=with_traffic), cable) for cable in cables)
     order = [(name, colour) for _, colour, name in UTILISATION]
     order += [(name, colour) for colour, name in LINKS.values()]
-    limits = "" if point is None else limiting_device(point)
+    # where it is no link: GPUs that compute, or the host
+    limits = "" if point is None else {"compute": "gpu", "host": "cpu"}.get(point.limit, "")
     rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS
     drawn = new_figure(
         120 + _ROW_PIXELS * rows,

@@ -154,11 +154,6 @@ def _layer_of(link: LinkUse | LinkEnds) -> tuple[str, str, str]:
     return re.sub(r"\d+", "", link.src), re.sub(r"\d+", "", link.dst), link.kind
 
 
-def limiting_device(point: SizeResult) -> str:
-    """Kind of device that limits the step, where it is no link: GPUs that compute, or the host."""
-    return {"compute": "gpu", "host": "cpu"}.get(point.limit, "")
-
-
 def drawn_hosts(topology: Topology, limiting: Iterable[LinkUse]) -> tuple[int, ...]:
     """Hosts to draw: the first one, or those of the links that limit the step."""
     ends = {end for link in limiting for end in (link.src, link.dst) if end in topology.devices}

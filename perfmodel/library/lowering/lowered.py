@@ -98,11 +98,6 @@ def route_latency_s(topology: Topology, pointers: IntArray, arcs: IntArray) -> F
     return np.add.reduceat(latency_s, pointers[:-1]) if len(pointers) > 1 else latency_s
 
 
-def with_latencies(topology: Topology, edges: Edges) -> Edges:
-    """The same routes on a machine whose links have other latencies."""
-    return replace(edges, latency_s=route_latency_s(topology, edges.pointers, edges.arcs))
-
-
 def select_edges(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
     lengths = np.diff(edges.pointers)[selection]

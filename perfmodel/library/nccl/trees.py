@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from perfmodel.collectives.algorithms.tree import (
 )
 from perfmodel.library.channels import Rails, rails_over
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, with_latencies
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, route_latency_s
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import Path, local_path, nic_path
 
@@ -147,7 +148,7 @@ def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
         trees, edges = _lay_trees(machine, rails)
         machine.shared[key] = topology, trees, edges
     elif laid_on.arcs.latency_s is not topology.arcs.latency_s:
-        edges = with_latencies(topology, edges)
+        edges = replace(edges, latency_s=route_latency_s(topology, edges.pointers, edges.arcs))
     return trees, edges
 
 

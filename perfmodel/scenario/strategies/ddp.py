@@ -93,11 +93,6 @@ class QuantizationHook(Section):
         default=None, description="elements that share a scale, per channel; default: 512"
     )
 
-    @property
-    def channel_elements(self) -> int:
-        """Elements that share a scale, where each channel has one."""
-        return 512 if self.bucket_size is None else self.bucket_size
-
     def _rules(self) -> Rules:
         unused = self.kind == "quantization_pertensor" and self.bucket_size is not None
         return ((unused, "no 'bucket_size' with 'quantization_pertensor', which has one scale"),)

@@ -287,7 +287,7 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
         link = spec.links[edge.link]
         numbers = {
             "kind": link.kind,
-            "bandwidth": link.usable_Bps * edge.lanes,
+            "bandwidth": link.bandwidth * link.efficiency * edge.lanes,
             "latency": link.latency,
             "lanes": edge.lanes,
         }

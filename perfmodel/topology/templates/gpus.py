@@ -53,11 +53,6 @@ bandwidth is nearest, bf16 of a GPU that is left out is off by 11 % (standard de
 kinds of GPUs), with those of its generation by 25 %, with all by 18 %."""
 
 
-def is_data_sheet(spec: GpuSpec) -> bool:
-    """Whether numbers of a GPU are left to be estimated."""
-    return any(getattr(spec, field) is None for field in ESTIMATED)
-
-
 def complete(
     name: str, spec: GpuSpec, measured: Sequence[Gpu]
 ) -> tuple[GpuSpec, Mapping[str, str]]:
@@ -259,7 +254,7 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
         raise_faults(source_faults(document, str(path), only=name))
         spec = table.gpus[name]
         sources = dict(_source_texts(spec, table))
-        if is_data_sheet(spec):
+        if any(getattr(spec, field) is None for field in ESTIMATED):
             spec, estimated = complete(name, spec, measured_gpus())
     except InputError as error:
         raise InputError(

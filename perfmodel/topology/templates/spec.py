@@ -134,11 +134,6 @@ class LinkSpec(FileModel):
         """Kind of network of a NIC's port: as stated, else RDMA as the kind of link says."""
         return self.network or ("infiniband" if self.kind == "infiniband" else "roce")
 
-    @property
-    def usable_Bps(self) -> float:
-        """Usable rate of one lane, one direction; bytes per second."""
-        return self.bandwidth * self.efficiency
-
 
 class DeviceSpec(FileModel):
     """Devices of one kind inside a host."""

@@ -100,7 +100,7 @@ def _quantised_channels(hook: QuantizationHook, numel: int) -> tuple[int, int]:
     """Scales of a bucket, and its elements with padding: a whole channel where none is needed."""
     if hook.kind == "quantization_pertensor":
         return 1, numel
-    size = hook.channel_elements
+    size = hook.bucket_size or 512  # PyTorch's default
     channels = (numel + size - numel % size) // size
     return channels, channels * size
 
