@@ -253,9 +253,8 @@ def _messages(data: memoryview) -> Iterator[memoryview]:
 
 
 def _check_metadata(data: memoryview) -> None:
-    for number, kind, _ in decode_fields(data):
-        if number not in (1, 2) or kind != BYTES:
-            raise WireError("no metadata at the begin")
+    if any(number not in (1, 2) or kind != BYTES for number, kind, _ in decode_fields(data)):
+        raise WireError("no metadata at the begin")
 
 
 class _NodeDecoder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,6 @@ TIED_WITHIN = 1e-3
 """Relative difference of operations for which a layer without parameters multiplies a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """What the file states of one layer; None: nothing. As in `Layer`.
-
-    `kept`: elements kept for backward, per sample.
-    """
-
-    vector_bytes: float | None = None
-    matmul_bytes: float | None = None
-    kept: float | None = None
-    weights: float | None = None
-
-
 @cache
 def estimate_rule() -> Any:
     """Read the constants by which traffic and activations are estimated; the file says each."""
@@ -49,10 +36,10 @@ _Kept = tuple[float, float, float]
 """Elements that a layer keeps for backward, per sample: low, likely and high."""
 
 
-def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
+def complete_work(workload: Workload, specs: Sequence[LayerSpec]) -> Workload:
     """Return the workload with estimates of what its file does not state.
 
-    `stated`: layer by layer.
+    `specs`: of its layers.
     Work that is stated stays. `Workload.kept_range` says how far activations may be off.
     """
     layers, ranges, rows = list[Layer](), list[_Kept](), 0.0
@@ -62,7 +49,7 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
         if not layer.matmul_flops
         for tensor in _tensors(workload, layer)
     ]
-    for layer, statement in zip(workload.layers, stated, strict=True):
+    for layer, spec in zip(workload.layers, specs, strict=True):
         own = _tensors(workload, layer)
         # biases and gains are vectors; where numel alone is stated, the largest is the weight
         weights = (
@@ -72,12 +59,12 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
         )
         elements = sum(tensor.numel for tensor in weights)
         rows = layer.matmul_flops / (2 * elements) if elements and layer.matmul_flops else rows
-        completed, kept = _complete(layer, statement, weights, rows)
+        completed, kept = _complete(layer, spec, weights, rows)
         layers.append(completed)
         ranges.append(kept)
     estimated = sum(
-        statement.kept is None and layer.matmul_flops > 0
-        for layer, statement in zip(layers, stated, strict=True)
+        spec.activations is None and layer.matmul_flops > 0
+        for layer, spec in zip(layers, specs, strict=True)
     )
     return replace(
         workload,
@@ -107,26 +94,25 @@ def _sides(tensor: ParameterTensor) -> float:
 
 
 def _complete(
-    layer: Layer, statement: Stated, weights: Sequence[ParameterTensor], rows: float
+    layer: Layer, spec: LayerSpec, weights: Sequence[ParameterTensor], rows: float
 ) -> tuple[Layer, _Kept]:
     """Estimate one layer; `rows`: of its product, or of the last product before it."""
+    stated = None if spec.activations is None else spec.activations / ELEMENT_BYTES
     if not layer.matmul_flops:
-        elements = statement.kept or 0.0
+        elements = stated or 0.0
         return replace(layer, saved_elements=elements), (elements, elements, elements)
     is_conv = any(len(tensor.shape) > 2 for tensor in weights)
     shares = estimate_rule()["shares"]["conv" if is_conv else "linear"]
     kept, moved = _estimate(layer, shares, weights, rows)
-    if statement.kept is not None:
-        kept = (statement.kept, statement.kept, statement.kept)
+    if stated is not None:
+        kept = (stated, stated, stated)
     operands, passes = ELEMENT_BYTES * moved, ELEMENT_BYTES * shares["passes"] * moved
     return replace(
         layer,
-        matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
-        vector_bytes=passes if statement.vector_bytes is None else statement.vector_bytes,
+        matmul_bytes=operands if spec.operands is None else spec.operands,
+        vector_bytes=passes if spec.vector is None else spec.vector,
         weight_elements=float(
-            sum(tensor.numel for tensor in weights)
-            if statement.weights is None
-            else statement.weights
+            sum(tensor.numel for tensor in weights) if spec.weights is None else spec.weights
         ),
         saved_elements=kept[1],
         kind="conv" if is_conv and layer.matrix is None else layer.kind,

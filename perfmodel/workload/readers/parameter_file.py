@@ -16,13 +16,8 @@ from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload, stated_sample
 from perfmodel.workload.readers.csv_tables import list_first, read_rows
-from perfmodel.workload.readers.estimated_work import (
-    ELEMENT_BYTES,
-    Stated,
-    complete_work,
-    make_layer,
-)
-from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
+from perfmodel.workload.readers.estimated_work import complete_work, make_layer
+from perfmodel.workload.readers.spec import ModelSpec
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 FILE_SUFFIXES = YAML_SUFFIXES | {".csv", SUFFIX}
@@ -111,7 +106,7 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
         stream_elements=spec.stream,
         source=source,
     )
-    return complete_work(workload, list(map(_stated, spec.layers))) if spec.layers else workload
+    return complete_work(workload, spec.layers) if spec.layers else workload
 
 
 def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
@@ -120,15 +115,6 @@ def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
             Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffer_groups
         )
     return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
-
-
-def _stated(spec: LayerSpec) -> Stated:
-    return Stated(
-        spec.vector,
-        spec.operands,
-        None if spec.activations is None else spec.activations / ELEMENT_BYTES,
-        spec.weights,
-    )
 
 
 _Finding = tuple[str, str, str, list[str | int]]
