@@ -82,13 +82,8 @@ def reduced_bytes(schedule: Schedule) -> float:
     return chunk_bytes(schedule) * added / (sent or 1.0)
 
 
-def step_latency_s(
-    protocol: Protocol, edges: Edges, schedule: Schedule, *, reduced: float | None = None
-) -> FloatArray:
-    """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,).
-
-    `reduced`: `reduced_bytes` of the schedule, if known already.
-    """
+def step_latency_s(protocol: Protocol, edges: Edges, schedule: Schedule) -> FloatArray:
+    """Time of a step on each edge beyond its bytes on the wire; seconds, shape (edges,)."""
     in_turn = _in_turn(protocol, schedule)
     step = tuple(getattr(protocol.step, hop) for hop in HOP_KINDS)
     waits_s = edges.once(
@@ -97,8 +92,7 @@ def step_latency_s(
     )
     if protocol.reduce_rate is None:
         return waits_s
-    added = reduced_bytes(schedule) if reduced is None else reduced
-    return waits_s + added / protocol.reduce_rate
+    return waits_s + reduced_bytes(schedule) / protocol.reduce_rate
 
 
 def _waits_s(protocol: Protocol, edges: Edges, in_turn: bool) -> FloatArray:
