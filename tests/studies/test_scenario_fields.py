@@ -182,8 +182,6 @@ CONTEXTS = {
         )
         for fields in (
             POWER_SGD,
-            "topk, ratio: 0.1",
-            "onebit, use_error_feedback: true",
             "quantization_perchannel, bucket_size: 4096",
         )
     },

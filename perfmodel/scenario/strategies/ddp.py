@@ -61,30 +61,6 @@ class PowerSgdHook(Section):
         return ((early, allowed),)
 
 
-class TopKHook(FileModel):
-    """The largest gradients of each bucket and their places, gathered from all ranks.
-
-    PyTorch has none; as in Deep Gradient Compression (Lin and others, ICLR 2018).
-    """
-
-    kind: Literal["topk"]
-    ratio: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        default=0.01, description="elements of a bucket that are sent"
-    )
-    use_error_feedback: Switch = True
-    index_dtype: Literal["int32", "int64"] = "int32"
-
-
-class OneBitHook(FileModel):
-    """Signs of each bucket and one scale, gathered from all ranks.
-
-    PyTorch has none; as in EF-signSGD (Karimireddy and others, ICML 2019).
-    """
-
-    kind: Literal["onebit"]
-    use_error_feedback: Switch = True
-
-
 class QuantizationHook(Section):
     """``quantization_pertensor_hook`` and ``quantization_perchannel_hook``: 8 bits, gathered."""
 
@@ -100,7 +76,7 @@ class QuantizationHook(Section):
 
 NO_HOOK = CastHook()
 
-Hook = CastHook | PowerSgdHook | TopKHook | OneBitHook | QuantizationHook
+Hook = CastHook | PowerSgdHook | QuantizationHook
 
 
 _POST_LOCAL = (

@@ -1,13 +1,12 @@
 """Communication hooks: how each reduces a bucket, and what it keeps in memory.
 
 Hooks that all-reduce whole buckets are PyTorch's default, its ``allreduce_hook``, and 16 bits. With
-hooks that gather what each rank compressed (largest elements, signs, 8 bits), each rank receives
-what all others send, and adds it up itself. PowerSGD has a module of its own.
+hooks that gather what each rank compressed to 8 bits, each rank receives what all others send, and
+adds it up itself. PowerSGD has a module of its own.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,28 +14,15 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import (
     CastHook,
     Hook,
-    OneBitHook,
     PowerSgdHook,
     QuantizationHook,
-    TopKHook,
 )
-from perfmodel.training.ddp.bucket_reduction import CALLBACK, CAST, BucketReduction, sum_passes
+from perfmodel.training.ddp.bucket_reduction import CALLBACK, CAST, BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.power_sgd import held_bytes, reduce_factors
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
-
-SECTOR_BYTES = 32
-"""Memory moves at least so much for an element that stands alone (CUDA C++ Programming Guide)."""
-
-SELECT_PASSES = 6
-"""Reads of all elements by ``torch.topk`` of 32-bit values: a radix select of 8 bits at a time,
-one to count and one to gather (torch/csrc, ``TensorTopK.cu``)."""
-SELECT_KERNELS = 14
-"""Kernels of it: three per digit, and two to gather."""
-SORT_PASSES = 4
-"""Passes of a radix sort of the selected, 8 bits at a time."""
 
 OBSERVER_KERNELS = 24
 """Small kernels of an observer and of scale and zero point from its extremes
@@ -46,54 +32,6 @@ OBSERVER_KERNELS = 24
 def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
     """Reduce a bucket; return the task after which its gradients are reduced."""
     return _REDUCTIONS[type(hook)](reduction, hook)
-
-
-def _largest_elements(hook: TopKHook, numel: int) -> int:
-    """Elements of a bucket that are sent."""
-    return max(1, math.ceil(hook.ratio * numel))
-
-
-def _reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
-    """Gather the largest elements and their places, and add them up."""
-    dtype, places_dtype, ranks = reduction.bucket.dtype, hook.index_dtype, reduction.ranks
-    item, index = ITEM_BYTES[dtype], ITEM_BYTES[places_dtype]
-    nbytes, chosen = reduction.bucket.nbytes, _largest_elements(hook, reduction.numel)
-    moved, kernels = sum_passes(
-        (True, 2 * nbytes, 1),  # magnitudes
-        (True, SELECT_PASSES * nbytes, SELECT_KERNELS),
-        (True, SORT_PASSES * 2 * chosen * (item + 8), SORT_PASSES),
-        # the elements themselves, and places in their dtype
-        (True, chosen * (SECTOR_BYTES + item + 8 + index), 2),
-        # the error is added, and what is not sent is kept
-        (hook.use_error_feedback, 3 * nbytes + 2 * nbytes + chosen * SECTOR_BYTES, 3),
-    )
-    ready, sent = reduction.compress(moved, kernels), ranks * chosen
-    values = reduction.send("values of", "all_gather", sent * item, dtype, after=(ready,))
-    places = reduction.send("places of", "all_gather", sent * index, places_dtype, after=(values,))
-    moved = nbytes + sent * (index + item + 2 * SECTOR_BYTES) + 2 * nbytes
-    return reduction.call_back("add up", moved, 2 + ranks, after=(values, places))
-
-
-def _packed_bytes(numel: int) -> int:
-    """Bytes of so many signs."""
-    return -(-numel // 8)
-
-
-def _reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
-    """Gather signs and a scale, and add them up.
-
-    All signs are read and added in one kernel, which is the fewest bytes.
-    """
-    nbytes, ranks = reduction.bucket.nbytes, reduction.ranks
-    packed = _packed_bytes(reduction.numel)
-    moved, kernels = sum_passes(
-        (True, 2 * nbytes + packed, 2),  # mean of magnitudes; signs into bits
-        (hook.use_error_feedback, 3 * nbytes + 2 * nbytes, 2),
-    )
-    ready = reduction.compress(moved, kernels)
-    scales = reduction.send("scales of", "all_gather", ranks * 4, "fp32", after=(ready,))
-    signs = reduction.send("signs of", "all_gather", ranks * packed, "uint8", after=(scales,))
-    return reduction.call_back("add up", ranks * packed + nbytes, 1, after=(scales, signs))
 
 
 def _quantised_channels(hook: QuantizationHook, numel: int) -> tuple[int, int]:
@@ -169,8 +107,6 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
 _REDUCTIONS: Mapping[type[Hook], Callable[[BucketReduction, Any], int]] = {
     CastHook: _reduce_whole,
     PowerSgdHook: reduce_factors,
-    TopKHook: _reduce_largest,
-    OneBitHook: _reduce_signs,
     QuantizationHook: _reduce_quantised,
 }
 """What reduces a bucket with each kind of hook."""
@@ -223,18 +159,10 @@ def _held_bytes(
 ) -> tuple[int, int]:
     """Bytes of a bucket that stay, and that are there while it is reduced."""
     numel = sum(tensor.numel for tensor in tensors)
-    match hook:
-        case CastHook():
-            return ITEM_BYTES.get(hook.kind, 0) * numel, 0
-        case PowerSgdHook():
-            return held_bytes(hook, bucket, tensors)
-        case QuantizationHook():
-            channels, padded = _quantised_channels(hook, numel)
-            # lists of gathered scales and bytes, the flat buffer, the sum
-            return (ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded, 0
-        case TopKHook():
-            each = ITEM_BYTES[bucket.dtype] + ITEM_BYTES[hook.index_dtype]
-            sent = _largest_elements(hook, numel) * each
-        case OneBitHook():
-            sent = _packed_bytes(numel)
-    return (ranks + 1) * sent + bucket.nbytes * (1 + hook.use_error_feedback), 0
+    if isinstance(hook, CastHook):
+        return ITEM_BYTES.get(hook.kind, 0) * numel, 0
+    if isinstance(hook, PowerSgdHook):
+        return held_bytes(hook, bucket, tensors)
+    channels, padded = _quantised_channels(hook, numel)
+    # lists of gathered scales and bytes, the flat buffer, the sum
+    return (ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded, 0

@@ -13,9 +13,7 @@ from dataclasses import replace
 from perfmodel.scenario.strategies.ddp import (
     DdpStrategy,
     MixedPrecisionSection,
-    OneBitHook,
     PowerSgdHook,
-    TopKHook,
     ZeroRedundancyStrategy,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
@@ -141,13 +139,6 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
                 f"PowerSGD has started: the {late:,} steps before it reduce whole buckets, as the "
                 "first step does. It waits for the device in each bucket, so backward does not "
                 "overlap what it reduces."
-            ),
-        ),
-        (
-            isinstance(hook, TopKHook | OneBitHook),
-            (
-                f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
-                "the algorithm needs, none measured."
             ),
         ),
         (
