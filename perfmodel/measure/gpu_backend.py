@@ -15,7 +15,13 @@ from perfmodel.measure.gpu_microbenchmarks import (
     make_microbenchmarks,
     prepare_gpu,
 )
-from perfmodel.measure.job import MeasurementJob, MeasurementRow, make_schedules, summarise_times
+from perfmodel.measure.job import (
+    MeasurementJob,
+    MeasurementRow,
+    Progress,
+    make_schedules,
+    summarise_times,
+)
 from perfmodel.measure.reference import (
     Move,
     compare,
@@ -98,8 +104,6 @@ runtime API, cudaEventElapsedTime)."""
 
 POOLED_STREAMS = 32
 """Streams in torch's pool, which it assigns in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
-
-Progress = Callable[[int, int], None]
 
 
 def describe_gpu(torch: Any) -> dict[str, str]:

@@ -6,7 +6,7 @@ The file holds rows, and the job, machine and versions behind them.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from perfmodel.collectives.schedule import Schedule
 
 Backend = Literal["gloo", "nccl", "device"]
+
+Progress = Callable[[int, int], None]
+"""Called with how many of how many pieces are done."""
 
 ITEM_BYTES = {
     "float16": 2,

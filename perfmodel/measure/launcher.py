@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
@@ -20,10 +19,8 @@ from typing import Any, NoReturn
 
 from perfmodel.errors import MeasurementError, PerfmodelError
 from perfmodel.measure import status as rank_status
-from perfmodel.measure.job import MeasurementJob, MeasurementRow
+from perfmodel.measure.job import MeasurementJob, MeasurementRow, Progress
 from perfmodel.measure.status import shield_from_interrupt
-
-Progress = Callable[[int, int], None]
 
 GRACE_S = 0.7
 """Time after the first failure to wait for its cause: a dead rank makes its neighbours fail too."""

@@ -35,14 +35,13 @@ from perfmodel.measure.job import (
     Measurement,
     MeasurementJob,
     MeasurementRow,
+    Progress,
     make_schedules,
     require_devices,
 )
 from perfmodel.measure.reference import count_elements, make_moves
 from perfmodel.measure.worker import largest_scratch
 from perfmodel.units import format_bytes
-
-Progress = Callable[[int, int], None]
 
 
 def measure(job: MeasurementJob, progress: Progress | None = None) -> Measurement | None:

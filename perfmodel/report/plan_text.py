@@ -14,8 +14,6 @@ from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 
-_SPACE = "\N{NO-BREAK SPACE}"
-
 
 Unit = tuple[str, float]
 """Name of a unit of time, and its seconds."""
@@ -54,7 +52,7 @@ def span(time_s: float, unit: Unit | None = None) -> str:
     ['90.0 s', '5.00 h', '12.3 d', '3.17 years']
     """
     name, unit_s = unit or unit_of(time_s)
-    return f"{quantities.count(time_s / unit_s)}{_SPACE}{name}"
+    return f"{quantities.count(time_s / unit_s)}{quantities.SPACE}{name}"
 
 
 def given_span(time_s: float) -> str:
@@ -66,7 +64,7 @@ def given_span(time_s: float) -> str:
     '10 d'
     """
     name, unit_s = unit_of(time_s)
-    return f"{time_s / unit_s:.6g}{_SPACE}{name}"
+    return f"{time_s / unit_s:.6g}{quantities.SPACE}{name}"
 
 
 def span_range(ends: tuple[float, float], likely_s: float) -> str:
@@ -79,7 +77,7 @@ def span_range(ends: tuple[float, float], likely_s: float) -> str:
     """
     name, unit_s = unit_of(likely_s)
     low, high = (quantities.count(end / unit_s) for end in ends)
-    return f"{low} to {high}{_SPACE}{name}"
+    return f"{low} to {high}{quantities.SPACE}{name}"
 
 
 def brief_range(
@@ -105,7 +103,7 @@ def money(amount: float, currency: str | None) -> str:
     >>> money(1234567.8, "USD").replace(chr(160), " "), money(0.0021, "EUR").replace(chr(160), " ")
     ('1,234,568 USD', '0.0021 EUR')
     """
-    return f"{amount_only(amount)}{_SPACE}{currency or ''}".strip()
+    return f"{amount_only(amount)}{quantities.SPACE}{currency or ''}".strip()
 
 
 def amount_only(amount: float) -> str:
@@ -123,12 +121,12 @@ def amount_range(ends: tuple[float, float]) -> str:
 def energy(energy_kWh: float) -> str:
     """Write an energy in kWh or MWh."""
     name, value = ("MWh", energy_kWh / 1000) if energy_kWh >= 1000 else ("kWh", energy_kWh)
-    return f"{quantities.count(value)}{_SPACE}{name}"
+    return f"{quantities.count(value)}{quantities.SPACE}{name}"
 
 
 def power(power_W: float) -> str:
     """Write a power in kW."""
-    return f"{quantities.count(power_W / 1e3)}{_SPACE}kW"
+    return f"{quantities.count(power_W / 1e3)}{quantities.SPACE}kW"
 
 
 def cluster(option: PlanOption) -> str:

@@ -27,6 +27,7 @@ from perfmodel.report.common.palette import (
 )
 from perfmodel.report.topology_layout import (
     LayerLabel,
+    Place,
     alike,
     drawn_hosts,
     find_limiting,
@@ -39,8 +40,6 @@ from perfmodel.report.topology_layout import (
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.usage import LinkUse
 from perfmodel.topology.model import Topology
-
-Place = tuple[float, float]
 
 _PHONE_PIXELS = 218
 """Width of the drawing on a phone: devices are made small enough not to overlap there."""

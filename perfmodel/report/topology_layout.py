@@ -12,6 +12,7 @@ from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.usage import LinkEnds, LinkUse
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.spec import PORT_KINDS
 
 _LAYERS = {"nvswitch": -1.0, "gpu": 0.0, "pcie_switch": 1.0, "memory": 1.0, "cpu": 2.0, "nic": 3.0}
 """Height of each kind; NVSwitches hang below the GPUs, so that no NVLink crosses PCIe."""
@@ -96,8 +97,6 @@ def _fabric_levels(
             yield level
 
 
-BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
-
 _ALIKE_UTILISATION_SHARE = 0.02
 """Share by which links may differ in how busy they are and still be the same bottleneck."""
 
@@ -119,7 +118,7 @@ class LayerLabel:
 
 def rate_text(kind: str, rate_Bps: float) -> str:
     """Bytes per second, and bits as networks are sold by."""
-    bits = f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)" if kind in BETWEEN_HOSTS else ""
+    bits = f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)" if kind in PORT_KINDS else ""
     return f"{quantities.rate(rate_Bps)}{bits}"
 
 

@@ -164,7 +164,7 @@ def _curve(tuned: TuneResult) -> Section:
         lead += (
             f" Green bar: caps that stay within {within} of the safest one, "
             f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow communication is "
-            f"within its {tuning_text.INTERVAL}."
+            f"within its {quantities.INTERVAL}."
         )
     return section(
         "What each cap costs",

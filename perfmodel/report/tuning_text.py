@@ -43,7 +43,6 @@ SLIGHT_REGRET = MIN_GAIN / 2
 """Difference of regrets that is no reason to leave the default."""
 LEAST_RELATIVE_CHANGE = 5e-5
 """Relative change below which there is none."""
-INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 
 
 def headline(tuned: TuneResult) -> str:
@@ -227,7 +226,9 @@ def advice(tuned: TuneResult) -> list[str]:
         safest = f": {cap} MiB; it loses {loses} to the cap that is best then"
         if most <= worst + SLIGHT_REGRET:
             safest = ", no cap for all is safer than PyTorch's default"
-        said.append(f"If communication is as quick or as slow as its {INTERVAL} allows{safest}.")
+        said.append(
+            f"If communication is as quick or as slow as its {quantities.INTERVAL} allows{safest}."
+        )
     does = first_applying(
         (likely < -LEAST_RELATIVE_CHANGE, f"is {_percent(-likely)} quicker than the best cap"),
         (likely < LEAST_RELATIVE_CHANGE, "loses nothing to the best cap"),

@@ -11,7 +11,7 @@ from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
-from perfmodel.workload.model import Kept
+from perfmodel.workload.model import ELEMENT_BYTES, Kept
 from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
@@ -114,9 +114,6 @@ def _elements_and_bytes(tensor: KeptTensor) -> tuple[float, float]:
         return tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE), 0.0
     return 0.0, tensor.nbytes
 
-
-ELEMENT_BYTES = 4
-"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
 
 EXTRA_FUSED_PASSES: Mapping[str, float] = {"norm": 1.0, "map_norm": 1.0}
 """A fused normalisation over rows has the backward of one pass more (`zoo.layers`), one of maps

@@ -72,6 +72,9 @@ def stated_sample(text: str, tokens: int | None) -> Sample:
     return Sample(unit, detail.strip(), tokens, is_image=unit == "image")
 
 
+ELEMENT_BYTES = 4
+"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
+
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8,
     "fp32": 4,

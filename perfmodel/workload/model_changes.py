@@ -17,14 +17,13 @@ from typing import Any
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
-from perfmodel.workload.layer_calls import LayerCall, tensor_call
+from perfmodel.workload.layer_calls import Calls, LayerCall, tensor_call
 from perfmodel.workload.memory.recompute import result_elements
-from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, ParameterTensor, Workload
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     MASK_BYTES,
     WIDE_BYTES,
@@ -214,9 +213,6 @@ def _map(name: str, sizes: tuple[int, int, int], **work: Any) -> Layer:
     return replace(
         linear(name, *sizes, parameters=(), **work).layer, fused_bytes=None, fused_kernels=1
     )
-
-
-Calls = tuple[LayerCall, ...]
 
 
 def _row_calls(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # pages of topologies need no simulations, whose package take
     from perfmodel.studies.run.result import Result, SizeResult
     from perfmodel.studies.run.usage import Memory
 
-_SPACE = "\N{NO-BREAK SPACE}"
+SPACE = "\N{NO-BREAK SPACE}"
+INTERVAL = f"80{SPACE}% interval"
 MINUS = "\N{MINUS SIGN}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 _RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
@@ -43,7 +44,7 @@ def count(value: float, digits: int = 3) -> str:
 def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int = 3) -> str:
     fitting = [(name, scale) for name, scale in units if abs(value) >= scale * 0.9995]
     name, scale = fitting[-1] if fitting else units[0]
-    return f"{count(value / scale, digits)}{_SPACE}{name}"
+    return f"{count(value / scale, digits)}{SPACE}{name}"
 
 
 def duration(time_s: float, digits: int = 3) -> str:
@@ -54,7 +55,7 @@ def duration(time_s: float, digits: int = 3) -> str:
     >>> duration(0.0983).replace(chr(160), " ")
     '98.3 ms'
     """
-    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS, digits)
+    return f"0{SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS, digits)
 
 
 def size(nbytes: float) -> str:
@@ -65,12 +66,12 @@ def size(nbytes: float) -> str:
     >>> [size(nbytes).replace(chr(160), " ") for nbytes in (7.75, 26214400.0)]
     ['8 B', '25.0 MiB']
     """
-    return f"{nbytes:.0f}{_SPACE}B" if abs(nbytes) < 999.5 else _scaled(nbytes, _SIZES)
+    return f"{nbytes:.0f}{SPACE}B" if abs(nbytes) < 999.5 else _scaled(nbytes, _SIZES)
 
 
 def whole(text: str) -> str:
     """Drop the decimals of a round number: ``"25.0 MiB"`` becomes ``"25 MiB"``."""
-    number, space, unit = text.partition(_SPACE)
+    number, space, unit = text.partition(SPACE)
     return f"{float(number.replace(',', '')):,g}{space}{unit}"
 
 
@@ -89,12 +90,12 @@ def percent(fraction: float) -> str:
     """
     value = 100 * fraction
     near_whole = 99 < value < 100 or 0 < value < 1
-    return f"{value:.1f}{_SPACE}%" if near_whole else f"{value:.0f}{_SPACE}%"
+    return f"{value:.1f}{SPACE}%" if near_whole else f"{value:.0f}{SPACE}%"
 
 
 def percent_column(fraction: float) -> str:
     """Write a fraction in per cent with one digit, so that a column of them lines up."""
-    return f"{100 * fraction:.1f}{_SPACE}%"
+    return f"{100 * fraction:.1f}{SPACE}%"
 
 
 def signed(value: float, write: Callable[[float], str]) -> str:
@@ -134,7 +135,7 @@ def nodes(number: int) -> str:
 
 def counted(number: int, singular: str, plural: str) -> str:
     """``"1 micro-batch"``, ``"8 micro-batches"``."""
-    return f"{number:,}{_SPACE}{singular if number == 1 else plural}"
+    return f"{number:,}{SPACE}{singular if number == 1 else plural}"
 
 
 def headline(result: Result) -> str:
@@ -250,7 +251,7 @@ def interval(point: SizeResult) -> str:
     if point.interval_s is None:
         return f"no interval yet: {NO_INTERVAL}"
     low, high = point.interval_s
-    return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
+    return f"80{SPACE}% interval {duration(low)} to {duration(high)}"
 
 
 def rests_on(point: SizeResult, *, sourced: bool = False) -> str:
@@ -281,9 +282,9 @@ def span(low: float, high: float, write: Callable[[float], str]) -> str:
     '98.3 - 100 ms'
     """
     first, last = write(low), write(high)
-    number, _, unit = first.partition(_SPACE)
-    shared = unit and last.endswith(f"{_SPACE}{unit}")
-    return f"{number if shared else first}{_SPACE}\N{EN DASH}{_SPACE}{last}"
+    number, _, unit = first.partition(SPACE)
+    shared = unit and last.endswith(f"{SPACE}{unit}")
+    return f"{number if shared else first}{SPACE}\N{EN DASH}{SPACE}{last}"
 
 
 def scaling(result: Result) -> str:

@@ -22,6 +22,7 @@ from perfmodel.report.explorer.design import (
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import INFINITE_FACTOR
 from perfmodel.scenario.strategies.ddp import DdpStrategy, Hook
+from perfmodel.studies.advise.changes import REDUCED_IN
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Result
@@ -58,8 +59,6 @@ _HOOKS: Mapping[str, tuple[str, Any]] = {
 }
 """Label and section of DDP's hooks, by falling number of bytes sent."""
 
-_REDUCED = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}
-"""Field of the type that gradients travel in, by strategy."""
 
 _OF_TENSORS: Mapping[str, Any] = {
     "sequence_parallel": False,
@@ -103,8 +102,8 @@ def _hooks(scenario: Scenario) -> Iterator[Axis]:
     if strategy.kind == "ddp":
         title, field = "Communication hook", "hook"
         choices, own = _ddp_hooks(scenario, strategy.hook), strategy.hook.kind
-    elif strategy.kind in _REDUCED:
-        title, field = "Gradients travel in", _REDUCED[strategy.kind]
+    elif strategy.kind in REDUCED_IN:
+        title, field = "Gradients travel in", REDUCED_IN[strategy.kind]
         own = getattr(strategy, field)
         choices = {name: (name or "as parameters", name) for name in (own, "fp32", "bf16")}
     else:

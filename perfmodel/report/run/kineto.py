@@ -22,10 +22,8 @@ from typing import Any
 
 from perfmodel.files import write_atomically
 from perfmodel.memo import grouped
+from perfmodel.report.run.timeline import HOST_KINDS
 from perfmodel.timeline import GroupOfClass, Span, Timeline, assign_lanes
-
-HOST_KINDS = frozenset({"issue", "wait"})
-"""Kinds of spans that are work of the CPU."""
 
 STEP_TID = 0
 LAUNCH_TID = 1

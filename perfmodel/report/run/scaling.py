@@ -245,8 +245,6 @@ _STRIP_HEIGHT_SHARE = 0.035
 _ABOVE_CURVES = 0.84
 """Height of a label in the figure of throughput, whose curves rise from its lower left corner."""
 
-BAND = "80\N{NO-BREAK SPACE}% interval"
-
 
 def bottleneck_colours(result: Result) -> dict[str, str]:
     """Colour of each kind of bottleneck."""
@@ -385,7 +383,7 @@ def _curve(
                 fill,
                 line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
                 marker={"color": fill},
-                name=BAND,
+                name=quantities.INTERVAL,
                 showlegend=is_first,
             )
             is_first = False

@@ -211,7 +211,7 @@ def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
             )
 
 
-_HOST_KINDS = frozenset({"issue", "wait"})
+HOST_KINDS = frozenset({"issue", "wait"})
 _JOINED_GAP_SHARE = 1 / 400
 """Bars of one kind are drawn as one if less than this share of the step lies between them, and
 bars shorter than that beside a longer bar of another kind become part of it."""
@@ -318,7 +318,7 @@ def device_window(point: SizeResult) -> tuple[float, float]:
 
 
 def _on_devices(point: SizeResult) -> list[Span]:
-    return [span for span in point.timeline.spans if span.kind not in _HOST_KINDS]
+    return [span for span in point.timeline.spans if span.kind not in HOST_KINDS]
 
 
 def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
@@ -337,7 +337,7 @@ def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail,
 def _role(spans: Iterable[Span]) -> str:
     kinds = {span.kind for span in spans}
     return first_applying(
-        (kinds <= _HOST_KINDS, "host"),
+        (kinds <= HOST_KINDS, "host"),
         ("communication" in kinds, "communication"),
         (kinds == {"copy"}, "copy"),
         (True, "compute"),
@@ -373,7 +373,7 @@ def _joined_rows(
             span,
         )
         for span in spans
-        if span.kind not in _HOST_KINDS
+        if span.kind not in HOST_KINDS
     )
     return tuple(
         Row(

@@ -30,7 +30,7 @@ _HOOKS: Mapping[str, tuple[str, Any, Touches, str]] = {
 }
 """Name, section as a file has it, what it touches, and what it costs."""
 
-_REDUCED_IN = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}
+REDUCED_IN = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}
 """Fields of strategies for the dtype that gradients travel in."""
 
 _NARROWER = {
@@ -144,7 +144,7 @@ def _hooks(scenario: Scenario, workload: Workload) -> Rows:
     """List gradients that travel narrower, by the own field of each strategy."""
     own, is_wide = scenario.strategy, any(tensor.dtype == "fp32" for tensor in workload.tensors)
     used = own.hook.kind if own.kind == "ddp" and own.mixed_precision is None else None
-    field, note = _REDUCED_IN.get(own.kind, ""), COARSER.format(bits="7 bits")
+    field, note = REDUCED_IN.get(own.kind, ""), COARSER.format(bits="7 bits")
     return (
         *(
             (

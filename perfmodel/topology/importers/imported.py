@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.files import flow_yaml, validate_document
-from perfmodel.topology.templates.spec import FabricFile, NodeSpec
+from perfmodel.topology.templates.spec import PORT_KINDS, FabricFile, NodeSpec
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 
 Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
@@ -118,7 +118,6 @@ def _field(
         yield f"{indent}{flow_yaml(key)}: {flow_yaml(value)}"
 
 
-_BITS = ("ethernet", "infiniband")
 _UNITS = {
     "latency": (("us", 1e-6), parse_time),
     "time": (("us", 1e-6), parse_time),
@@ -144,7 +143,7 @@ def node_document(node: NodeSpec) -> dict[str, Any]:
 
 def _with_units(value: Any, *, bits: bool) -> Any:
     if isinstance(value, Mapping):
-        bits = value.get("kind") in _BITS
+        bits = value.get("kind") in PORT_KINDS
         return {key: _quantity(key, each, bits=bits) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_with_units(each, bits=bits) for each in value]

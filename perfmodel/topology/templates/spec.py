@@ -72,7 +72,7 @@ FABRIC_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(FabricKind) if k
 """Shapes that have a file of their own; a listed fabric names every cable itself."""
 
 PORT_KINDS = ("ethernet", "infiniband")
-"""Kinds of link that a NIC's port may be."""
+"""Kinds of link that a NIC's port may be: those between nodes; all others lie inside them."""
 
 
 def _named(names: tuple[str, ...], more: str = "") -> BeforeValidator:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.training.plan.builder import COMM, COMPUTE, HOST, TaskList
 from perfmodel.training.plan.step_plan import (
@@ -18,7 +19,6 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest
 
-Ranks = range | tuple[int, ...]
 After = int | Iterable[int]
 """Tasks by the numbers that the builder's methods return."""
 
@@ -59,8 +59,8 @@ class StepBuilder:
         self,
         request: StepRequest,
         *,
-        classes: Mapping[str, Ranks] | None = None,
-        groups: Mapping[str, Sequence[Ranks]] | None = None,
+        classes: Mapping[str, RankGroup] | None = None,
+        groups: Mapping[str, Sequence[RankGroup]] | None = None,
         streams: Sequence[Stream] = (),
     ) -> None:
         everybody = range(request.ranks)

@@ -12,15 +12,19 @@ from pydantic import ConfigDict, Field, create_model
 
 from perfmodel.errors import Fault, failed, refuse_if
 from perfmodel.files import FileModel, validate_document
-from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
+from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.model import (
+    MOST_WIDTH,
+    MOST_WORDS,
+    ExpertCount,
+    Layers,
+)
 from perfmodel.workload.zoo.buildable import Buildable
 
 MOST_TOKENS = 2**31 - 1
 
-Layers = Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
 Width = Annotated[int, Field(strict=True, gt=0, le=MOST_WIDTH)]
 Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS)]
-Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
 Window = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
 """Tokens that a query sees at most; zero, as transformers writes it, is as none."""
@@ -29,7 +33,6 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Nothing = Annotated[float, Field(ge=0, le=0)]
 """Rates of what the zoo's models do not leave out."""
-Flag = Annotated[bool, Field(strict=True)]
 Gate = Literal["silu", "swish", "gelu", "gelu_pytorch_tanh"]
 Function = Literal[
     "gelu", "gelu_pytorch_tanh", "silu", "swish", "relu", "relu2", "quick_gelu", "gelu_new"
@@ -85,8 +88,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     ),
     (Tokens, "max_position_embeddings n_positions max_source_positions max_target_positions"),
     (Window | None, "sliding_window pad_token_id"),
-    (Experts, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
-    (Experts | None, "n_shared_experts n_group topk_group"),
+    (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
+    (ExpertCount | None, "n_shared_experts n_group topk_group"),
     (int, "max_window_layers first_k_dense_replace"),
     (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers"),
     (tuple[AttentionKind, ...] | None, "layer_types"),
@@ -105,7 +108,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (float | None, "final_logit_softcapping attn_logit_softcapping"),
     (RopeParameters | None, "rope_parameters"),
     (
-        Flag,
+        Switch,
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
+from perfmodel.scenario.sections.base import Switch
 from perfmodel.workload.configs import family_models
 from perfmodel.workload.configs.decoder_models import decoder_model, expert_model
 from perfmodel.workload.configs.family import (
     Family,
-    Flag,
     Function,
     Gate,
     HubConfig,
@@ -329,7 +329,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
 _TYPES: Mapping[str, Any] = {
     "function": Function,
     "gate or none": Gate | None,
-    "flag or none": Flag | None,
+    "flag or none": Switch | None,
     "nothing": Nothing,
     "rate": Rate,
     "none": None,

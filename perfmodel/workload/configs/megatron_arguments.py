@@ -17,7 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.files import FileModel, validate_document
-from perfmodel.scenario.sections.model import MOST_LAYERS
+from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.model import MOST_LAYERS, ExpertCount, Layers
 from perfmodel.workload.configs.decoder_models import (
     EXPERT_FAMILY,
     choice_faults,
@@ -26,9 +27,6 @@ from perfmodel.workload.configs.decoder_models import (
 )
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
-    Experts,
-    Flag,
-    Layers,
     Rate,
     Share,
     Tokens,
@@ -86,7 +84,7 @@ class MegatronArguments(FileModel):
     num_attention_heads: Width
     ffn_hidden_size: Width | None = None
     kv_channels: Width | None = None
-    group_query_attention: Flag = False
+    group_query_attention: Switch = False
     num_query_groups: Width = 1
     seq_length: Tokens | None = None
     max_position_embeddings: Tokens | None = None
@@ -94,37 +92,37 @@ class MegatronArguments(FileModel):
     padded_vocab_size: Words | None = None
     make_vocab_size_divisible_by: Words = VOCABULARY_MULTIPLE
     tokenizer_type: str | None = None
-    swiglu: Flag = False
-    squared_relu: Flag = False
+    swiglu: Switch = False
+    squared_relu: Switch = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] = (
         "learned_absolute"
     )
-    use_rotary_position_embeddings: Flag = False
+    use_rotary_position_embeddings: Switch = False
     rotary_percent: Share = 1.0
-    untie_embeddings_and_output_weights: Flag = False
-    disable_bias_linear: Flag = False
-    add_qkv_bias: Flag = False
-    qk_layernorm: Flag = False
+    untie_embeddings_and_output_weights: Switch = False
+    disable_bias_linear: Switch = False
+    add_qkv_bias: Switch = False
+    qk_layernorm: Switch = False
     hidden_dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
-    multi_latent_attention: Flag = False
+    multi_latent_attention: Switch = False
     q_lora_rank: Width | None = None
     kv_lora_rank: Width = 32
     qk_head_dim: Width = 128
     qk_pos_emb_head_dim: Width = 64
     v_head_dim: Width = 128
-    num_experts: Experts | None = None
-    moe_router_topk: Experts = 2
+    num_experts: ExpertCount | None = None
+    moe_router_topk: ExpertCount = 2
     moe_ffn_hidden_size: Width | None = None
     moe_shared_expert_intermediate_size: Width | None = None
     moe_layer_freq: LayerPattern = 1
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
-    moe_router_enable_expert_bias: Flag = False
-    moe_router_num_groups: Experts | None = None
-    moe_router_group_topk: Experts | None = None
-    bf16: Flag = False
-    fp16: Flag = False
+    moe_router_enable_expert_bias: Switch = False
+    moe_router_num_groups: ExpertCount | None = None
+    moe_router_group_topk: ExpertCount | None = None
+    bf16: Switch = False
+    fp16: Switch = False
 
 
 REFUSED = frozenset(

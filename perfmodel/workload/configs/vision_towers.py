@@ -9,7 +9,8 @@ from typing import Any
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.workload.configs.family import Layers, Width, contract
+from perfmodel.scenario.sections.model import Layers
+from perfmodel.workload.configs.family import Width, contract
 
 TEXT_ALONE = "Its text model alone is trained: "
 _TYPES = {

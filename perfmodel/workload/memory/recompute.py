@@ -32,10 +32,7 @@ from perfmodel.workload.kernels.shapes import (
     MatrixProduct,
 )
 from perfmodel.workload.memory.blocks import repeated_blocks
-from perfmodel.workload.model import Layer, LayerTimes, Workload
-
-ELEMENT_BYTES = 4
-"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, LayerTimes, Workload
 
 
 @dataclass(frozen=True, slots=True)

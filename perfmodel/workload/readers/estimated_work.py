@@ -15,12 +15,8 @@ from typing import Any
 
 from perfmodel.files import read_yaml
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
-from perfmodel.workload.model import Layer, LayerKind, ParameterTensor, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, LayerKind, ParameterTensor, Workload
 from perfmodel.workload.readers.spec import LayerSpec
-
-ELEMENT_BYTES = 4
-"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
-
 
 TIED_WITHIN = 1e-3
 """Relative difference of operations for which a layer without parameters multiplies a table."""

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
     IMAGENET_CLASSES,
@@ -28,7 +28,6 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     DROPPED_PASSES,
-    ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
     MASK_BYTES,

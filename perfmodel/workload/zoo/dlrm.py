@@ -7,11 +7,10 @@ from functools import partial
 from itertools import pairwise
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.model import Layer, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    ELEMENT_BYTES,
     INDEX_BYTES,
     Module,
     assemble,

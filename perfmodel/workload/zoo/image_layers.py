@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import Convolution
-from perfmodel.workload.model import Buffers, Layer, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    ELEMENT_BYTES,
     INDEX_BYTES,
     Module,
     Parameter,

@@ -11,7 +11,7 @@ from functools import partial
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.model import Buffers, Layer, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import IMAGENET_CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
@@ -19,7 +19,6 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,

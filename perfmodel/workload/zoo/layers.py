@@ -17,7 +17,15 @@ from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall
-from perfmodel.workload.model import Buffers, Kept, Layer, ParameterTensor, Sample, Workload
+from perfmodel.workload.model import (
+    ELEMENT_BYTES,
+    Buffers,
+    Kept,
+    Layer,
+    ParameterTensor,
+    Sample,
+    Workload,
+)
 from perfmodel.workload.shard import WHOLE, Shard
 
 
@@ -58,9 +66,6 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
 }
 """By Hugging Face's name."""
 
-
-ELEMENT_BYTES = 4
-"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
 
 NORM_PASSES = 2
 """Layer normalisation, forward: read and write (a row fits on chip)."""

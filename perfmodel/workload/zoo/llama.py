@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
-from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
+from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Kept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
@@ -22,7 +22,6 @@ from perfmodel.workload.zoo.decoder_block import (
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     LOSS_PASSES,

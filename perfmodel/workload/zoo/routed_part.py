@@ -23,7 +23,7 @@ from perfmodel.workload.layer_calls import (
     LayerCall,
     norm_calls,
 )
-from perfmodel.workload.model import Kept, Layer
+from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     PRODUCT_PASSES,
@@ -40,7 +40,6 @@ from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_doma
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,

@@ -12,7 +12,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     row_calls,
 )
-from perfmodel.workload.model import Kept, Layer, Workload, sequence_of
+from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
@@ -20,7 +20,6 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,

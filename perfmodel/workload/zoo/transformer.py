@@ -16,13 +16,12 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.model import Kept, Layer
+from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,

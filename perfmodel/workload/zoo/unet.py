@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
-from perfmodel.workload.model import Layer, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
     NORM_BYTES,

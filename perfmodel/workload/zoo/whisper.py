@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import raise_faults
-from perfmodel.workload.model import Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     MASK_BYTES,
     Module,
     Parameter,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from perfmodel.workload.model import Layer, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
     IMAGENET_CLASSES,
@@ -25,7 +25,6 @@ from perfmodel.workload.zoo.image_layers import (
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    ELEMENT_BYTES,
     Module,
     linear,
     names,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.workload.memory.recompute import result_elements
-from perfmodel.workload.model import Layer, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload
 from perfmodel.workload.model_changes import fuse_by_hand
-from perfmodel.workload.zoo.layers import ELEMENT_BYTES, FUSED_LOSS_PASSES, WIDE_BYTES
+from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES, WIDE_BYTES
 
 MEGATRON_LOSS_PASSES = 26 * 3 / 8
 """Passes of forward over logits in half precision, where backward is taken to make 5/3 as many, of

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.report.common.quantities import INTERVAL
 from perfmodel.report.run import scaling
-from perfmodel.report.run.scaling import BAND
 from perfmodel.studies.run.result import Result
 
 
@@ -50,9 +50,9 @@ def test_scaling_kind_is_written_on_the_chart(result: Result) -> None:
 
 
 def test_band_lies_only_over_sizes_with_an_interval(result: Result) -> None:
-    assert BAND not in by_name(scaling.draw_throughput(result))
+    assert INTERVAL not in by_name(scaling.draw_throughput(result))
     sure = with_intervals(result, {8, 16, 64, 256})
-    bands = [t for t in scaling.draw_throughput(sure).data if t.name == BAND]
+    bands = [t for t in scaling.draw_throughput(sure).data if t.name == INTERVAL]
     assert [list(band.x) for band in bands] == [[8, 16, 64, 64, 16, 8], [256, 256]]
     speed = result.points[1].samples_per_s
     assert bands[0].y[0] == pytest.approx(1.25 * speed)
@@ -70,9 +70,9 @@ def test_band_lies_only_over_sizes_with_an_interval(result: Result) -> None:
 
 def test_step_time_and_efficiency_have_the_band_too(result: Result) -> None:
     sure = with_intervals(result, {8, 16, 64, 128, 256})
-    step = by_name(scaling.draw_step_time(sure))[BAND]
+    step = by_name(scaling.draw_step_time(sure))[INTERVAL]
     assert step.y[0] == pytest.approx(2e3 * result.points[1].step_time_s)  # type: ignore[attr-defined]
-    share = by_name(scaling.draw_efficiency(sure))[BAND]
+    share = by_name(scaling.draw_efficiency(sure))[INTERVAL]
     assert share.y[0] == pytest.approx(125 * result.points[1].scaling_efficiency)  # type: ignore[attr-defined]
 
 
