@@ -104,8 +104,7 @@ class ShardingStep(Generic[OptionsT]):
         find = partial(
             backward_segments, workload, times, at_most=self.resolution, cut_after=cut_after
         )
-        parts: tuple[Segment, ...] = once(self.known, frozenset(cut_after), find)
-        return parts
+        return once(self.known, frozenset(cut_after), find)
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""
