@@ -39,6 +39,7 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
+from perfmodel.report.common.words import words_blocks, words_section
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.advise.model import (
@@ -313,7 +314,8 @@ def advice_lines(advice: Advice) -> list[Block]:
         Paragraph(as_it_is(advice)),
         *([changes_table(advice, advice.worth)] if advice.worth else []),
         *paragraphs(proposals(advice)),
-        *([] if advice.best is None else [Paragraph(f"  {command(advice, advice.best)}")]),
+        *([] if advice.best is None else [Code(command(advice, advice.best))]),
+        *words_blocks(advice.words),
         *paragraphs(
             [
                 *power_limits(advice),
@@ -413,6 +415,7 @@ def advice_html(advice: Advice) -> str:
                 Bullets(list(proposals(advice))),
                 Code("\n".join(command(advice, trial) for trial in advice.together)),
             ),
+            words_section(advice.words),
             section(
                 "Each change alone",
                 ALONE,

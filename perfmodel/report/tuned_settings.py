@@ -25,6 +25,7 @@ from perfmodel.report.common.figures import Drawing, stack_parts
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
+from perfmodel.report.common.words import words_blocks, words_section
 from perfmodel.report.tuning_text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
@@ -121,16 +122,12 @@ def _notes(tuned: SettingsTuning) -> list[str]:
     return [*(text for applies, text in said if applies), *tuned.assumptions]
 
 
-def _paste(tuned: SettingsTuning) -> list[str]:
-    return [] if tuned.best is None else [yaml_snippet(tuned), *tuned.own_words]
-
-
 def settings_lines(tuned: SettingsTuning) -> list[Block]:
     """Arrange a tuning for the terminal."""
     return [
         Paragraph(settings_headline(tuned), "headline"),
         settings_table(tuned),
-        *paragraphs(f"  {line}" for line in _paste(tuned)),
+        *([] if tuned.best is None else [Code(yaml_snippet(tuned)), *words_blocks(tuned.words)]),
         *paragraphs(_notes(tuned), "note"),
     ]
 
@@ -149,7 +146,7 @@ def settings_json(tuned: SettingsTuning) -> dict[str, Any]:
         **attributes(tuned, "simulated too_large refused"),
         "curve": [_trial(trial) for trial in tuned.trials],
         "snippet": yaml_snippet(tuned),
-        **attributes(tuned, "own_words assumptions provenance"),
+        **attributes(tuned, "words assumptions provenance"),
     }
     return dict(as_json(document, "tuning"))
 
@@ -184,7 +181,8 @@ def settings_html(tuned: SettingsTuning) -> str:
         f"Settings of {setting}",
         [
             header(setting, settings_headline(tuned), [PREDICTION], [tuned.scenario.question]),
-            section("What to paste", "", Code("\n".join(_paste(tuned)))),
+            None if tuned.best is None else section("What to paste", "", Code(yaml_snippet(tuned))),
+            words_section(tuned.words),
             section("Settings that were tried", "", settings_table(tuned)),
             grounds(_notes(tuned), spelled(tuned.provenance)),
         ],

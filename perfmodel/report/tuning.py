@@ -42,6 +42,7 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
+from perfmodel.report.common.words import words_section
 from perfmodel.report.tuning_text import (
     caps,
     compromise_json,
@@ -89,6 +90,7 @@ def tuned_html(tuned: TuneResult) -> str:
                 tuning_text.settings_table(tuned),
                 Paragraph(tuning_text.first_step(tuned), "hint"),
             ),
+            words_section(tuning_text.other_words(tuned)),
             _curve(tuned),
             section(
                 "When the buckets travel",

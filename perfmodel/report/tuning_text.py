@@ -13,12 +13,14 @@ from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
+    Code,
     Paragraph,
     Table,
     first_applying,
     paragraphs,
     tabulate,
 )
+from perfmodel.report.common.words import words_blocks
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
@@ -32,6 +34,7 @@ from perfmodel.studies.tune.model import (
 )
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.ddp.strategy import ddp_options
+from perfmodel.training.words import Words, words_of
 
 SLIVER_SHARE_OF_CAP = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
@@ -359,7 +362,8 @@ def tuned_lines(tuned: TuneResult) -> list[Block]:
         Paragraph(headline(tuned), "headline"),
         settings_table(tuned),
         *paragraphs(advice(tuned)),
-        *paragraphs(f"  {code}  # {note}" for code, note in to_paste(tuned)),
+        *(Code(f"{code}  # {note}") for code, note in to_paste(tuned)),
+        *words_blocks(other_words(tuned)),
         *paragraphs([horovod_line(fusion)] if fusion else []),
         *paragraphs([first_step(tuned), *tuned.assumptions], "note"),
         *paragraphs(fusion.assumptions if fusion else (), "note"),
@@ -371,7 +375,7 @@ def compromise_lines(compromise: MinimaxCap) -> list[Block]:
     return [
         Paragraph(shared_headline(compromise), "headline"),
         scenarios_table(compromise),
-        Paragraph(f"  {shared_snippet(compromise)}"),
+        Code(shared_snippet(compromise)),
     ]
 
 
@@ -408,6 +412,7 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
                 "snippet_uniform": snippet(
                     tuned, next((each for each in advised.choices if each.bucket_cap_mb), kept)
                 ),
+                "words": recommended_words(tuned),
                 "horovod": None
                 if horovod is None
                 else {
@@ -467,6 +472,37 @@ def snippet(tuned: TuneResult, choice: Choice) -> str:
         "" if options.broadcast_buffers else "broadcast_buffers=False",
     ]
     return f"DistributedDataParallel({', '.join(filter(None, arguments))})"
+
+
+def recommended_words(tuned: TuneResult) -> dict[str, Words]:
+    """Return what programs are told to train with what is recommended.
+
+    One cap is for programs that take no list.
+    """
+    advised = tuned.recommended
+    kept = advised.own or tuned.default
+    first = next(iter(advised.choices), kept)
+    for_all = next((each for each in advised.choices if each.bucket_cap_mb), kept)
+    return _words(tuned, for_all) | {"pytorch": _words(tuned, first)["pytorch"]}
+
+
+def _words(tuned: TuneResult, choice: Choice) -> dict[str, Words]:
+    scenario, listed, cap = tuned.scenario, choice.bucket_cap_mb_list, choice.bucket_cap_mb
+    if choice is not tuned.recommended.own:
+        caps = {
+            "bucket_cap": None if cap is None else cap * MIB,
+            "first_bucket": None,
+            "bucket_caps": None if listed is None else tuple(each * MIB for each in listed),
+        }
+        strategy = scenario.strategy.model_copy(update=caps)
+        scenario = scenario.model_copy(update={"strategy": strategy})
+    return words_of(scenario, tuned.gpus, tuned.nodes)
+
+
+def other_words(tuned: TuneResult) -> dict[str, Words]:
+    """Words of programs beside PyTorch, whose are with each setting; none to keep the default."""
+    words = {} if tuned.recommended.keep else recommended_words(tuned)
+    return {name: each for name, each in words.items() if name != "pytorch"}
 
 
 def curve_csv(tuned: TuneResult) -> str:

@@ -278,15 +278,6 @@ def horovod_settings(*_: object) -> tuple[Setting, ...]:
     )
 
 
-def horovod_words(section: HorovodStrategy) -> tuple[str, ...]:
-    """Environment variables of a section."""
-    return (
-        f"HOROVOD_FUSION_THRESHOLD={round(section.fusion_threshold)}",
-        f"HOROVOD_CYCLE_TIME={section.cycle_time * 1e3:g}",
-        *(("HOROVOD_TORUS_ALLREDUCE=1",) if section.allreduce == "torus" else ()),
-    )
-
-
 HOROVOD = Strategy(
     "Horovod",
     horovod_plan,
@@ -303,5 +294,4 @@ HOROVOD = Strategy(
         ),
     ),
     settings=horovod_settings,
-    own_words=horovod_words,
 )

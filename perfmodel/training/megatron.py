@@ -218,17 +218,6 @@ def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
     )
 
 
-def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
-    """Flags of Megatron-LM."""
-    flags = {
-        "--use-distributed-optimizer": section.use_distributed_optimizer,
-        "--overlap-grad-reduce": section.overlap_grad_reduce,
-        "--overlap-param-gather": section.overlap_param_gather,
-        f"--ddp-bucket-size {section.bucket_size}": section.bucket_size is not None,
-    }
-    return tuple(flag for flag, is_set in flags.items() if is_set)
-
-
 INSTANCE, TWINS = "optimizer instance", "holders of the same part"
 """Communicators: of the ranks that hold all states between them, and of those with the same."""
 
@@ -453,7 +442,6 @@ MEGATRON = Strategy(
     megatron_plan,
     megatron_memory,
     settings=_settings,
-    own_words=_own_words,
     bucket_sizes=_bucket_sizes,
     first_differs=lambda _options: False,
 )

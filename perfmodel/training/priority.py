@@ -221,15 +221,6 @@ def priority_settings(*_: object) -> tuple[Setting, ...]:
     )
 
 
-def priority_words(section: PriorityStrategy) -> tuple[str, ...]:
-    """Environment variables of ByteScheduler, which counts parameters."""
-    item = ITEM_BYTES["fp32"]
-    return (
-        f"BYTESCHEDULER_PARTITION={round(section.partition_size / item)}",
-        f"BYTESCHEDULER_CREDIT={round(section.credit_bytes / item)}",
-    )
-
-
 PRIORITY = Strategy(
     "priority scheduling",
     priority_plan,
@@ -242,5 +233,4 @@ PRIORITY = Strategy(
         ),
     ),
     settings=priority_settings,
-    own_words=priority_words,
 )

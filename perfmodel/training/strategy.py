@@ -166,7 +166,6 @@ class Strategy:
     `bucket_sizes`: from a section and the ranks that average a gradient: the field of the size of
         buckets, with values by rising size and None for what it is by default; None where the
         section states it, or has no buckets.
-    `own_words`: how a section is said to the library: arguments, environment variables, JSON.
     `options`: what `plan` and `memory` take, from the section; by default the section itself.
     `remarks`: what its options leave out of a step, as sentences.
     `first_differs`: whether the very first step is another than those after it, by its options.
@@ -182,7 +181,6 @@ class Strategy:
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
     bucket_sizes: Callable[[Any, int], Setting | None] | None = None
-    own_words: Callable[[Any], tuple[str, ...]] | None = None
     options: Callable[[Any], StepOptions] = lambda section: section
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
     first_differs: Callable[[Any], bool] = lambda _options: True

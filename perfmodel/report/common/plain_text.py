@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from perfmodel.escape import printable
 from perfmodel.report.common.document import (
     Block,
     Bullets,
+    Code,
     Definitions,
     Header,
     Heading,
@@ -59,6 +61,8 @@ def _render(block: Block) -> str:
             # a name that is a question needs no colon
             named = {f"{name}{'' if name[-1:] == '?' else ':'}": of for name, of in entries.items()}
             text = _render(Bullets([f"{name} {of}" for name, of in named.items()]))
+        case Code(text):
+            text = f"```\n{printable(text, lines=True).replace('```', '` ` `')}\n```"
         case Table():
             rule = ["---:" if numeric else "---" for numeric in block.numeric]
             titles, *rows = ([*map(escape_markdown, row)] for row in (block.titles, *block.rows))
@@ -72,12 +76,18 @@ def _render(block: Block) -> str:
 
 
 def plain_lines(blocks: Iterable[Block]) -> Iterator[str]:
-    """Write paragraphs and tables in whole lines, for a file or a program; the rest is left out."""
+    """Write text, code and tables in whole lines, for a file or a program; the rest is left out."""
     for block in blocks:
         if isinstance(block, Table):
             yield from _table_lines(block)
-        elif isinstance(block, Paragraph):
-            yield from printable(block.text, lines=True).split("\n")
+        elif isinstance(block, Paragraph | Code):
+            yield from _written(block).split("\n")
+
+
+def _written(block: Paragraph | Code) -> str:
+    """Return the lines of a text; those of code are set in."""
+    text = printable(block.text, lines=True)
+    return indent(text, "  ") if isinstance(block, Code) else text
 
 
 def _table_lines(block: Table) -> Iterator[str]:
@@ -97,15 +107,15 @@ _STYLES = {"headline": "bold", "note": "dim"}
 
 
 def render_terminal(blocks: Iterable[Block], console: Console) -> None:
-    """Print paragraphs and tables on the console of a terminal; other blocks are left out."""
+    """Print text, code and tables on the console of a terminal; other blocks are left out."""
     from rich.text import Text
 
     for block in blocks:
         if isinstance(block, Table):
             console.print(_terminal_table(block))
-        elif isinstance(block, Paragraph):
-            text = Text(printable(block.text, lines=True), style=_STYLES.get(block.role, ""))
-            console.print(text)
+        elif isinstance(block, Paragraph | Code):
+            role = block.role if isinstance(block, Paragraph) else ""
+            console.print(Text(_written(block), style=_STYLES.get(role, "")))
 
 
 def _terminal_table(block: Table) -> RenderableType:

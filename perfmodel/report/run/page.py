@@ -28,6 +28,7 @@ from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
 from perfmodel.report.common.spreadsheet import SPREADSHEET, spreadsheet
+from perfmodel.report.common.words import words_section
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run.events import events_section, explain_device
@@ -144,6 +145,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
                 servers_section(main),
                 events_section(main),
                 layout_section(main, *_pipeline(main)),
+                None if result.search is None else words_section(result.search.words),
                 scaling_section(result),
                 None if grid is None else explorer_section(result, grid),
                 _breakdown(result),

@@ -26,6 +26,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
 from perfmodel.report.common.palette import WORK
+from perfmodel.report.common.words import words_blocks
 from perfmodel.report.topology_layout import link_name
 from perfmodel.studies.run.result import LayoutSearch, SizeResult
 from perfmodel.studies.run.usage import DimensionUse, LayoutUse, ServerUse, Staleness
@@ -253,6 +254,7 @@ def search_blocks(search: LayoutSearch | None) -> list[Block]:
         *paragraphs(describe_search(search)),
         best_table(search),
         Paragraph(f"As sections of a scenario: {paste_section(search.winner.changes)}"),
+        *words_blocks(search.words),
     ]
 
 

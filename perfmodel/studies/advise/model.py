@@ -15,6 +15,7 @@ from perfmodel.studies.comparison import Change
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.tune.model import MIN_GAIN
+from perfmodel.training.words import Words
 from perfmodel.workload.model import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
@@ -138,6 +139,8 @@ class Advice:
         Changes that cannot be made here.
     hourly : Money or None
         Price of the cluster, where the scenario states one.
+    words : mapping of str to Words
+        What the user's program is told to train with the best proposal; none without one.
     simulated : int
     """
 
@@ -155,6 +158,7 @@ class Advice:
     too_big: tuple[Trial, ...]
     refused: tuple[Trial, ...]
     hourly: Money | None
+    words: Mapping[str, Words]
     simulated: int
     provenance: Mapping[str, str]
 
@@ -287,7 +291,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
             for trial in advice.refused
         ],
         "hourly": None if advice.hourly is None else asdict(advice.hourly),
-        **attributes(advice, "simulated provenance"),
+        **attributes(advice, "words simulated provenance"),
     }
     return dict(as_json(document, "advice"))
 

@@ -39,6 +39,7 @@ from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.words import Words, words_of
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ def advise_scenario(
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size),
+        words=_words(single, together[0]) if together else {},
         simulated=trials.simulated,
         provenance={
             "perfmodel": __version__,
@@ -233,6 +235,12 @@ def advise_scenario(
             "python": platform.python_version(),
         },
     )
+
+
+def _words(scenario: Scenario, best: Trial) -> dict[str, Words]:
+    """Return what programs are told to train with a proposal that runs."""
+    assert best.point is not None
+    return words_of(apply_changes(scenario, best.changes), best.point.gpus, best.point.nodes)
 
 
 def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:

@@ -45,6 +45,7 @@ from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simul
 from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
 from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.words import words_of
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -366,6 +367,8 @@ class _Search:
 
     def result(self, listed: int, queue: list[_Queued]) -> LayoutSearch:
         """Return what the search came to."""
+        assert self.winner is not None  # else there is no result
+        winner = self.winner[0]
         ranked = [layout for _, _, layout in sorted(self.simulated, key=lambda each: each[:2])]
         return LayoutSearch(
             best=tuple(ranked[:MOST_LISTED]),
@@ -379,6 +382,7 @@ class _Search:
                 0.0,
                 1 - min((each.bound_s for each in queue), default=math.inf) / ranked[0].step_time_s,
             ),
+            words=words_of(winner.job.scenario, winner.size.gpus, winner.size.nodes),
         )
 
     def nothing(self) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.studies.run.usage import (
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfmodel.studies.run.evidence import Evidence
+    from perfmodel.training.words import Words
 
 Scaling = Literal["weak", "strong"]
 
@@ -313,6 +314,7 @@ class LayoutSearch:
     `bounded_by_plan`: of these, by what waits for each other in their plan; the others by their
         kernels, exposed calls and bubble alone.
     `unproven`: how much quicker than the best, at most, any layout is that was left out; 0: none.
+    `words`: what the user's program is told to train with the best.
     """
 
     best: tuple[SimulatedLayout, ...]
@@ -323,6 +325,7 @@ class LayoutSearch:
     simulated: int
     unproven: float = 0.0
     bounded_by_plan: int = 0
+    words: Mapping[str, Words] = field(default_factory=dict)
 
     @property
     def winner(self) -> SimulatedLayout:

@@ -27,6 +27,7 @@ from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting
+from perfmodel.training.words import Words, words_of
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class SettingsTuning(Tuned):
     `trials`: all that were tried, the shortest step first.
     `refused`: choices that do not hold together.
     `section`: the scenario's strategy section with the best settings, as a file has it.
-    `own_words`: the best settings as the library takes them.
+    `words`: what the user's program is told to train with the best settings.
     """
 
     strategy: str
@@ -78,7 +79,7 @@ class SettingsTuning(Tuned):
     trials: tuple[Trial, ...] = field(repr=False)
     refused: int
     section: Values
-    own_words: tuple[str, ...]
+    words: Mapping[str, Words]
 
     @property
     def gain(self) -> float:
@@ -329,7 +330,7 @@ def _choose(trials: _Trials) -> Choice | None:
 
 def _assemble(trials: _Trials, default: Trial, requested: Trial | None) -> SettingsTuning:
     sized, job, chosen = trials.sized, trials.sized.job, _choose(trials)
-    spell, distinct = job.strategy.own_words, list(trials.by_options.values())
+    distinct, size = list(trials.by_options.values()), sized.size
     return SettingsTuning(
         scenario=job.scenario,
         workload=job.workload.name,
@@ -345,7 +346,7 @@ def _assemble(trials: _Trials, default: Trial, requested: Trial | None) -> Setti
         trials=tuple(sorted(distinct, key=lambda each: each.step_time_s or math.inf)),
         refused=sum(trial is None for trial in trials.trials.values()),
         section={} if chosen is None else trials.section(chosen),
-        own_words=spell(trials.changed(chosen).strategy) if spell and chosen is not None else (),
+        words={} if chosen is None else words_of(trials.changed(chosen), size.gpus, size.nodes),
         assumptions=job.strategy.assumptions,
         provenance={
             "perfmodel": __version__,

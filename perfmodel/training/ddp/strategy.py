@@ -281,17 +281,11 @@ def zero_redundancy_memory(setup: Setup) -> MemoryUse:
     return replace(use, optimizer_bytes=use.optimizer_bytes * share)
 
 
-def _zero_redundancy_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
-    views = section.parameters_as_bucket_view
-    return (f"ZeroRedundancyOptimizer(parameters, parameters_as_bucket_view={views}, ...)",)
-
-
 ZERO_REDUNDANCY = Strategy(
     "DistributedDataParallel with ZeroRedundancyOptimizer",
     zero_redundancy_plan,
     zero_redundancy_memory,
     # bucket caps are tuned with ``kind: ddp``
     settings=lambda *_: (Setting("parameters_as_bucket_view", (False, True)),),
-    own_words=_zero_redundancy_words,
     lighter=({},),
 )

@@ -262,36 +262,6 @@ def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
     )
 
 
-_STRATEGIES = {
-    (True, False): "FULL_SHARD",
-    (False, False): "SHARD_GRAD_OP",
-    (True, True): "HYBRID_SHARD",
-    (False, True): "_HYBRID_SHARD_ZERO2",
-}
-_PREFETCHES = {
-    "pre": "BackwardPrefetch.BACKWARD_PRE",
-    "post": "BackwardPrefetch.BACKWARD_POST",
-    "none": "None",
-}
-
-
-def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
-    """Arguments of the constructor, for each module that is a unit."""
-    units = int(section.forward_prefetch)
-    if section.version == 2:
-        ahead = f"module.set_modules_to_forward_prefetch(next_modules[:{units}])"
-        sharding = f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})"
-        return (sharding, ahead) if units else (sharding,)
-    name = _STRATEGIES[bool(section.reshard_after_forward), section.shard_gpus is not None]
-    arguments = (
-        f"sharding_strategy=ShardingStrategy.{name}",
-        f"backward_prefetch={_PREFETCHES[section.backward_prefetch]}",
-        f"forward_prefetch={bool(units)}",
-        f"limit_all_gathers={section.limit_all_gathers}",
-    )
-    return (f"FullyShardedDataParallel(model, {', '.join(arguments)})",)
-
-
 FSDP = Strategy(
     "fully sharded data parallel",
     fsdp_plan,
@@ -303,6 +273,5 @@ FSDP = Strategy(
         "Shard groups are neighbours: a node's GPUs before those of the next one.",
     ),
     settings=_settings,
-    own_words=_own_words,
     first_differs=lambda options: options.sync_module_states,
 )

@@ -8,7 +8,6 @@ equation 2 (arXiv 2104.07857).
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
@@ -226,12 +225,6 @@ def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
     )
 
 
-def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
-    """DeepSpeed's configuration."""
-    values = section.model_dump(exclude_unset=True, exclude={"kind", "accumulate"})
-    return (json.dumps({"zero_optimization": {"stage": section.stage, **values}}),)
-
-
 def _remarks(options: ZeroStrategy) -> tuple[str, ...]:
     remarks = (
         (
@@ -269,6 +262,5 @@ ZERO = Strategy(
     settings=_settings,
     bucket_sizes=_bucket_sizes,
     first_differs=lambda _options: False,
-    own_words=_own_words,
     remarks=_remarks,
 )

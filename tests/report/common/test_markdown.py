@@ -28,7 +28,8 @@ def test_blocks_in_order() -> None:
     body = section(
         "Why", "Lead.", Bullets(["one", "two"]), Definitions({"Is it?": "yes", "x": "1"}), None
     )
-    text = render_markdown([header, body, Code("left out")])
+    text = render_markdown([header, body, Code("*a*\n```")])
     assert text == (
         "# It is so\n\na setting\n\n## Why\n\nLead.\n\n- one\n- two\n\n- Is it? yes\n- x: 1\n"
+        "\n```\n*a*\n` ` `\n```\n"
     )

@@ -141,6 +141,7 @@ def test_why_several_are_surer_is_said_with_steps_at_both_ends(
         too_big=(),
         refused=(),
         hourly=None,
+        words={},
         simulated=0,
         provenance={},
     )

@@ -63,7 +63,7 @@ def test_the_snippet_makes_the_step_that_was_promised(kind: str) -> None:
     assert again.step_time_s == tuned.best.step_time_s
     document = settings_json(tuned)
     assert document["best"]["step_time_s"] == again.step_time_s
-    assert {"default", "asked", "best", "curve", "snippet", "own_words"} <= set(document)
+    assert {"default", "asked", "best", "curve", "snippet", "words"} <= set(document)
     assert len(document["curve"]) == document["tried"]
     assert len(settings_lines(tuned)) > 3
 
@@ -71,8 +71,9 @@ def test_the_snippet_makes_the_step_that_was_promised(kind: str) -> None:
 @pytest.mark.slow
 def test_the_words_of_horovod_are_its_environment() -> None:
     tuned = tune_settings(small("strategy.kind=horovod"))
-    assert tuned.own_words[0].startswith("HOROVOD_FUSION_THRESHOLD=")
-    assert tuned.own_words[1].startswith("HOROVOD_CYCLE_TIME=")
+    lines = tuned.words["horovod"].text.splitlines()
+    assert lines[0].startswith("HOROVOD_FUSION_THRESHOLD=")
+    assert lines[1].startswith("HOROVOD_CYCLE_TIME=")
 
 
 @pytest.mark.slow
@@ -118,7 +119,7 @@ def test_where_nothing_fits_nothing_is_recommended() -> None:
     tuned = tune_settings(load_scenario("bucket-size-slow-ethernet", sets))
     assert tuned.best is None
     assert not tuned.keep
-    assert tuned.own_words == ()
+    assert not tuned.words
     assert "none of" in str(settings_lines(tuned)[0])
 
 

@@ -7,7 +7,6 @@ stage 3. DeepSpeed's default in stages 1 and 2 sends each gradient twice, as it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,7 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.fetches import trace_fetches
 from perfmodel.training.zero.sharded_states import partition
-from perfmodel.training.zero.strategy import ZERO, zero_memory, zero_plan
+from perfmodel.training.zero.strategy import zero_memory, zero_plan
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 Times = Callable[..., LayerTimes]
@@ -498,10 +497,3 @@ def test_beside_the_bucket_of_stage_3_is_room_for_the_largest_gradient() -> None
     options = ZeroStrategy(kind="zero", stage=3, reduce_bucket_size=500)
     use = zero_memory(Setup(model([10, 1000]), "fp32", "sgd", 4, 1, options=options))
     assert use.buckets_bytes == 4 * (500 + 1000)
-
-
-def test_what_is_not_stated_is_left_to_deepspeed() -> None:
-    """Its own configuration, in which "auto" and defaults are its business."""
-    assert ZERO.own_words is not None
-    (words,) = ZERO.own_words(ZeroStrategy(kind="zero", stage=2, overlap_comm=True, accumulate=4))
-    assert json.loads(words) == {"zero_optimization": {"stage": 2, "overlap_comm": True}}
