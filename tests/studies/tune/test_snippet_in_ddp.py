@@ -8,15 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfmodel.report.tuning_text import snippet
+from perfmodel.report.tuning_text import other_words, recommended_words, snippet
 from perfmodel.scenario import Scenario
-from perfmodel.studies.tune.caps import as_bytes
-from perfmodel.studies.tune.model import TuneResult
+from perfmodel.studies.tune.caps import as_bytes, number
+from perfmodel.studies.tune.model import Recommendation, TuneResult
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
@@ -75,6 +76,19 @@ def test_a_list_also_makes_the_first_buckets(made: Made, tmp_path: Path) -> None
     seen = numbers(real[snippet(found, found.best_list)]["initial"])
     assert seen == [bucket.nbytes for bucket in first]
     assert len(numbers(real[snippet(found, found.default)]["initial"])) == 1
+
+
+def test_each_program_is_told_what_it_takes_of_what_is_recommended(made: Made) -> None:
+    """PyTorch the list; accelerate, which takes no list, the cap for all."""
+    found = tuned(made)
+    chosen = Recommendation((found.best_list, found.best_uniform))
+    words = recommended_words(replace(found, recommended=chosen))
+    assert words["pytorch"].text == f"model = {snippet(found, found.best_list)}"
+    assert f"bucket_cap_mb={number(found.best_uniform.bucket_cap_mb or 0)}, " in (
+        words["accelerate"].text.replace(")", ", ")
+    )
+    assert set(other_words(replace(found, recommended=chosen))) == {"accelerate"}
+    assert other_words(replace(found, recommended=Recommendation(()))) == {}
 
 
 def test_what_else_the_scenario_asks_for_is_pasted_too(made: Made) -> None:
