@@ -169,6 +169,8 @@ def _log_file(rng: random.Random) -> tuple[Any, ...]:
             {},
         )
     text = rng.choice(files_read.LOGS["calibrate"])
+    if rng.random() < 0.5:
+        command = ("diagnose", "own.log", "--topology", "dgx-a100")
     return command, "own.log", files_read.other_number(text, rng).encode(), {}
 
 

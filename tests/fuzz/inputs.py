@@ -132,7 +132,9 @@ def _model(rng: random.Random) -> Input:
 def _log(rng: random.Random) -> Input:
     text = rng.choice((samples.NCCL_TESTS, samples.NCCL_TESTS, samples.MEASUREMENT, *LOGS))
     topology = "cpu-loopback" if text is samples.MEASUREMENT else "dgx-a100"
-    command = ("calibrate", "own.log", "--topology", topology, "-o", "out.yaml")
+    command: tuple[str, ...] = ("calibrate", "own.log", "--topology", topology, "-o", "out.yaml")
+    if rng.random() < 0.3:
+        command = ("diagnose", "own.log", "--topology", topology)
     return Input((*command, *output_format(rng)), {"own.log": damage(text, rng)})
 
 
@@ -172,6 +174,7 @@ _FLAGS = {
     "verify": ("--ranks", "--chunks", "--root"),
     "topology": ("--nodes", "--fabric", "-o", "--gpus-per-node"),
     "calibrate": ("--topology", "-o", "--nodes", "--fabric", "--op", "--library", "--name"),
+    "diagnose": ("--topology", "--nodes", "--gpus-per-node", "--fabric", "--op", "--env"),
 }
 _SUBJECTS = {
     "collective": ("dgx-a100", "-b", "1 MiB", "-e", "1 MiB"),
@@ -181,6 +184,7 @@ _SUBJECTS = {
     "verify": ("ring", "--ranks", "4"),
     "topology": ("show", "dgx-a100"),
     "calibrate": ("own.log", "--topology", "dgx-a100", "-o", "out.yaml"),
+    "diagnose": ("own.log", "--topology", "dgx-a100"),
 }
 
 
