@@ -1,4 +1,4 @@
-"""A run timed again with other durations, many at once: who waits for whom stays as it was.
+"""A run timed again with other durations: who waits for whom stays as it was.
 
 Every task starts when the last of what it waits for has ended, so that a step is a longest path
 through its tasks. Where each collective has its links for itself this is what a simulation gives. A
@@ -25,7 +25,6 @@ from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
     Participants,
     calls_of,
-    delay_work,
     dependencies,
     participants_of,
 )
@@ -95,7 +94,7 @@ class Retimed:
 
     step_ends_s: FloatArray
     are_in_order: NDArray[np.bool_]
-    _calls: Sequence[tuple[CollectiveCall, FloatArray, FloatArray]]
+    _intervals: Sequence[Sequence[tuple[float, float, CollectiveCall]]]
 
     def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
         """Return the pairs of collectives that are in progress at the same time.
@@ -103,8 +102,7 @@ class Retimed:
         `change`: number of the durations.
         """
         pairs, active = set[frozenset[CollectiveCall]](), list[tuple[float, CollectiveCall]]()
-        intervals = ((float(a[change]), float(b[change]), call) for call, a, b in self._calls)
-        for start_s, end_s, call in sorted(intervals, key=itemgetter(0, 1)):
+        for start_s, end_s, call in sorted(self._intervals[change], key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
             active.append((end_s, call))
@@ -139,30 +137,30 @@ class RunOrder:
 
     def retime(self, changes: Sequence[Durations]) -> Retimed:
         """Return what the run takes with other durations."""
-        work_s = np.array([each.work_s for each in changes]).T.copy()
-        factors = np.array([each.factors for each in changes]).T.copy()
-        overlaps = _Overlaps(np.array([each.slowdown for each in changes]))
-        kinds, none_s = self.plan.stream_kinds, np.zeros(len(changes))
-        ends_s = [none_s] * (len(self.plan.tasks) * len(self.run.step_ends_s))
-        step_ends_s = np.zeros((len(self.run.step_ends_s), len(changes)))
-        calls = list[tuple[CollectiveCall, FloatArray, FloatArray]]()
+        steps_s, in_order, intervals = zip(*map(self._retime, changes), strict=True)
+        return Retimed(np.array(steps_s).T, np.array(in_order), intervals)
+
+    def _retime(
+        self, durations: Durations
+    ) -> tuple[list[float], bool, list[tuple[float, float, CollectiveCall]]]:
+        work_s, factors = durations.work_s.tolist(), durations.factors.tolist()
+        overlaps, ends_s = _Overlaps(durations.slowdown), list[float]()
+        step_ends_s = [0.0] * len(self.run.step_ends_s)
+        intervals = list[tuple[float, float, CollectiveCall]]()
         for node in self._nodes:
-            start_s = none_s
-            for place in node.waits:
-                start_s = ends_s[place] if start_s is none_s else np.maximum(start_s, ends_s[place])
+            start_s = max([ends_s[number] for number in node.waits], default=0.0)
             if node.call is not None:
                 end_s = start_s + (node.ended_s - node.began_s) * factors[node.first]
-                calls.append((node.call, start_s, end_s))
+                intervals.append((start_s, end_s, node.call))
                 overlaps.add(node, start_s, end_s)
             else:
                 end_s = start_s + work_s[node.first] * node.stretch
-                if kinds[node.task.stream] == "compute":
+                if node.kind == "compute":
                     end_s = overlaps.slow(node, start_s, end_s)
-            for place in node.places:
-                ends_s[place] = end_s
-            if kinds[node.task.stream] != "host":
-                np.maximum(step_ends_s[node.step], end_s, out=step_ends_s[node.step])
-        return Retimed(step_ends_s, overlaps.are_in_order, calls)
+            ends_s.append(end_s)
+            if node.kind != "host" and end_s > step_ends_s[node.step]:
+                step_ends_s[node.step] = end_s
+        return step_ends_s, overlaps.are_in_order, intervals
 
 
 # ---------------------------------------------------------------- who waits for whom
@@ -173,10 +171,11 @@ class _Node(NamedTuple):
 
     `first`: of its tasks, in the plan. `call`: what a collective is; None for work.
     `began_s`, `ended_s`: in the run. `stretch`: on the work.
-    `places`: of its tasks among those of all steps; `waits`: of those that it waits for.
+    `kind`: of its stream. `places`: of its tasks among those of all steps; `waits`: of those that
+    it waits for, or their numbers in the order of nodes.
     """
 
-    task: Task
+    kind: str
     step: int
     first: int
     call: CollectiveCall | None
@@ -195,7 +194,7 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
     """
     waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
     together, calls = _members(plan, participants), calls_of(plan, participants)
-    done, nodes = set[int](), list[_Node]()
+    done, nodes, kinds = set[int](), list[_Node](), plan.stream_kinds
     for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
         if first + index in done:
@@ -207,9 +206,9 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
             needs += [first - tasks + at for member in members for at in waits[member][1]]
         classes = tuple([plan.tasks[member].rank_class for member in members])
         done.update(places)
-        times_s = began_s, ended_s, stretch
+        kind, times_s = kinds[task.stream], (began_s, ended_s, stretch)
         nodes.append(
-            _Node(task, step, index, calls[index], *times_s, classes, places, tuple(needs))
+            _Node(kind, step, index, calls[index], *times_s, classes, places, tuple(needs))
         )
     return _in_order(nodes)
 
@@ -227,10 +226,12 @@ def _in_order(nodes: Sequence[_Node]) -> list[_Node]:
             users[node_of[place]].append(number)
     ready = [key for key, waits_for in zip(keys, missing, strict=True) if not waits_for]
     heapify(ready)
-    ordered = list[_Node]()
+    ordered, place_of = list[_Node](), dict[int, int]()
     while ready:
         *_, number = heappop(ready)
-        ordered.append(nodes[number])
+        node, place_of[number] = nodes[number], len(ordered)
+        before = {place_of[node_of[place]] for place in node.waits}
+        ordered.append(node._replace(waits=tuple(before)))
         for user in users[number]:
             missing[user] -= 1
             if not missing[user]:
@@ -265,55 +266,46 @@ def _members(
 
 
 class _Interval(NamedTuple):
-    """A collective with other durations; arrays have shape (changes,).
-
-    `ended_s`: in the run.
-    """
+    """A collective with other durations; `ended_s`: in the run."""
 
     ended_s: float
-    start_s: FloatArray
-    end_s: FloatArray
+    start_s: float
+    end_s: float
 
 
 @dataclass
 class _Overlaps:
-    """Collectives that may slow compute of their classes down.
+    """Collectives that may slow compute of their classes down."""
 
-    `slowdowns`: shape (changes,).
-    """
-
-    slowdowns: FloatArray
+    slowdown: float
 
     def __post_init__(self) -> None:
-        none_s = np.zeros(len(self.slowdowns))
-        self.are_in_order = np.ones(len(self.slowdowns), dtype=np.bool_)
-        self._slows = bool((self.slowdowns > 1.0).any())
+        self.are_in_order = True
         self._of_class = defaultdict[str, list[_Interval]](list)
-        self._timed_s = defaultdict[str, FloatArray](lambda: none_s)
+        self._timed_s = defaultdict[str, float](float)
 
-    def add(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> None:
+    def add(self, node: _Node, start_s: float, end_s: float) -> None:
         """Note a collective: in order if it is the last to start, and after work that is timed."""
-        slows_none = (end_s <= start_s) | (self.slowdowns == 1.0)
-        for name in node.classes if self._slows else ():
-            self.are_in_order &= (start_s >= self._timed_s[name]) | slows_none
-            self._timed_s[name] = np.maximum(self._timed_s[name], start_s)
+        for name in node.classes if self.slowdown > 1.0 else ():
+            timed_s = self._timed_s[name]
+            self.are_in_order &= start_s >= timed_s or end_s <= start_s
+            self._timed_s[name] = max(timed_s, start_s)
             self._of_class[name].append(_Interval(node.ended_s, start_s, end_s))
 
-    def slow(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
+    def slow(self, node: _Node, start_s: float, end_s: float) -> float:
         """Delay work, which ends at `end_s` by itself, by the collectives in progress meanwhile."""
-        intervals = self._of_class[node.task.rank_class]
-        intervals[:] = [
+        (name,), until_s = node.classes, start_s
+        intervals = [
             each
-            for each in intervals
-            if each.ended_s > node.began_s or (each.end_s > start_s).any()
+            for each in self._of_class[name]
+            if each.ended_s > node.began_s or each.end_s > start_s
         ]
-        until_s = start_s
-        for each in intervals:
-            if not (each.start_s < end_s).any():
-                continue  # it begins after the work
-            begin_s = np.maximum(each.start_s, until_s)  # of those at once, each its own part
-            end_s = delay_work(end_s, (begin_s, each.end_s), self.slowdowns)
-            until_s = np.maximum(until_s, each.end_s)
-        timed_s = self._timed_s[node.task.rank_class]
-        self._timed_s[node.task.rank_class] = np.maximum(timed_s, end_s)
+        for _, from_s, to_s in intervals:
+            if from_s < end_s:  # others begin after the work
+                begin_s = max(from_s, until_s)  # each its own part, as in delay_work
+                most_s = (to_s - begin_s) * (1.0 - 1.0 / self.slowdown)
+                end_s += max(0.0, min((end_s - begin_s) * (self.slowdown - 1.0), most_s))
+                until_s = max(until_s, to_s)
+        self._of_class[name] = intervals
+        self._timed_s[name] = max(self._timed_s[name], end_s)
         return end_s
