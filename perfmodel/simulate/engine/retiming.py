@@ -128,26 +128,38 @@ class RunOrder:
         """Return the first task of each collective that ran, and how long it took; seconds."""
         return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
 
-    @property
-    def first_is_alone(self) -> bool:
-        """Whether all collectives of the first step had ended when the next one's began."""
-        calls = [node for node in self._nodes if node.call is not None]
-        ended_s = max((node.ended_s for node in calls if not node.step), default=0.0)
-        return all(node.began_s >= ended_s for node in calls if node.step)
+    def alone_at_last(self, alone_s: FloatArray) -> FloatArray:
+        """Return factors of a first step whose collectives meet none of those of later steps.
 
-    def retime(self, changes: Sequence[Durations]) -> Retimed:
-        """Return what the run takes with other durations."""
-        steps_s, in_order, intervals = zip(*map(self._retime, changes), strict=True)
+        Those in progress when the first of these began take as long as alone, the others what they
+        took. `alone_s`: of each task; seconds, shape (tasks,).
+        """
+        calls = [node for node in self._nodes if node.call is not None]
+        from_s = min((node.began_s for node in calls if node.step), default=np.inf)
+        factors = np.ones(len(alone_s))
+        for node in calls:
+            if not node.step and node.ended_s > max(from_s, node.began_s):
+                factors[node.first] = alone_s[node.first] / (node.ended_s - node.began_s)
+        return factors
+
+    def retime(self, changes: Sequence[Durations], steps: int | None = None) -> Retimed:
+        """Return what the run takes with other durations; of its first `steps` only, if given."""
+        steps = len(self.run.step_ends_s) if steps is None else steps
+        retimed = [self._retime(each, steps) for each in changes]
+        steps_s, in_order, intervals = zip(*retimed, strict=True)
         return Retimed(np.array(steps_s).T, np.array(in_order), intervals)
 
     def _retime(
-        self, durations: Durations
+        self, durations: Durations, steps: int
     ) -> tuple[list[float], bool, list[tuple[float, float, CollectiveCall]]]:
         work_s, factors = durations.work_s.tolist(), durations.factors.tolist()
         overlaps, ends_s = _Overlaps(durations.slowdown), list[float]()
-        step_ends_s = [0.0] * len(self.run.step_ends_s)
+        step_ends_s = [0.0] * steps
         intervals = list[tuple[float, float, CollectiveCall]]()
         for node in self._nodes:
+            if node.step >= steps:
+                ends_s.append(0.0)  # for which no earlier step waits
+                continue
             start_s = max([ends_s[number] for number in node.waits], default=0.0)
             if node.call is not None:
                 end_s = start_s + (node.ended_s - node.began_s) * factors[node.first]
