@@ -124,6 +124,26 @@ class RunOrder:
     def _nodes(self) -> list[_Node]:
         return _nodes(self.plan, self.run)
 
+    @cached_property
+    def _waits(self) -> list[tuple[int, ...]]:
+        """Numbers of the nodes that each node waits for, but for those that others wait for."""
+        number_of = {place: at for at, node in enumerate(self._nodes) for place in node.places}
+        waits = list[tuple[int, ...]]()
+        for node in self._nodes:
+            before = {number_of[place] for place in node.waits}
+            waits.append(tuple(before.difference(*[waits[number] for number in before])))
+        return waits
+
+    @cached_property
+    def _rows(self) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+        """First task of each node, and how long it took, 0 for work, and what work is scaled by."""
+        rows = [
+            (n.first, n.ended_s - n.began_s, 0.0) if n.call else (n.first, 0.0, n.stretch)
+            for n in self._nodes
+        ]
+        first, took_s, stretch = np.array(rows, float).reshape(-1, 3).T
+        return first.astype(np.int64), took_s, stretch
+
     def collectives(self) -> list[tuple[int, float]]:
         """Return the first task of each collective that ran, and how long it took; seconds."""
         return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
@@ -152,25 +172,27 @@ class RunOrder:
     def _retime(
         self, durations: Durations, steps: int
     ) -> tuple[list[float], bool, list[tuple[float, float, CollectiveCall]]]:
-        work_s, factors = durations.work_s.tolist(), durations.factors.tolist()
+        first, took_s, stretch = self._rows
+        own_s = took_s * durations.factors[first] + durations.work_s[first] * stretch
         overlaps, ends_s = _Overlaps(durations.slowdown), list[float]()
         step_ends_s = [0.0] * steps
         intervals = list[tuple[float, float, CollectiveCall]]()
-        for node in self._nodes:
+        for node, waits, node_s in zip(self._nodes, self._waits, own_s.tolist(), strict=True):
             if node.step >= steps:
                 ends_s.append(0.0)  # for which no earlier step waits
                 continue
-            start_s = max([ends_s[number] for number in node.waits], default=0.0)
+            if len(waits) == 1:
+                start_s = ends_s[waits[0]]
+            else:
+                start_s = max([ends_s[number] for number in waits], default=0.0)
+            end_s = start_s + node_s
             if node.call is not None:
-                end_s = start_s + (node.ended_s - node.began_s) * factors[node.first]
                 intervals.append((start_s, end_s, node.call))
                 overlaps.add(node, start_s, end_s)
-            else:
-                end_s = start_s + work_s[node.first] * node.stretch
-                if node.kind == "compute":
-                    end_s = overlaps.slow(node, start_s, end_s)
+            elif node.kind == "compute":
+                end_s = overlaps.slow(node, start_s, end_s)
             ends_s.append(end_s)
-            if node.kind != "host" and end_s > step_ends_s[node.step]:
+            if end_s > step_ends_s[node.step] and node.kind != "host":
                 step_ends_s[node.step] = end_s
         return step_ends_s, overlaps.are_in_order, intervals
 
@@ -184,7 +206,7 @@ class _Node(NamedTuple):
     `first`: of its tasks, in the plan. `call`: what a collective is; None for work.
     `began_s`, `ended_s`: in the run. `stretch`: on the work.
     `kind`: of its stream. `places`: of its tasks among those of all steps; `waits`: of those that
-    it waits for, or their numbers in the order of nodes.
+    it waits for.
     """
 
     kind: str
@@ -238,12 +260,10 @@ def _in_order(nodes: Sequence[_Node]) -> list[_Node]:
             users[node_of[place]].append(number)
     ready = [key for key, waits_for in zip(keys, missing, strict=True) if not waits_for]
     heapify(ready)
-    ordered, place_of = list[_Node](), dict[int, int]()
+    ordered = list[_Node]()
     while ready:
         *_, number = heappop(ready)
-        node, place_of[number] = nodes[number], len(ordered)
-        before = {place_of[node_of[place]] for place in node.waits}
-        ordered.append(node._replace(waits=tuple(before)))
+        ordered.append(nodes[number])
         for user in users[number]:
             missing[user] -= 1
             if not missing[user]:
@@ -277,14 +297,6 @@ def _members(
 # ---------------------------------------------------------------- slowdown
 
 
-class _Interval(NamedTuple):
-    """A collective with other durations; `ended_s`: in the run."""
-
-    ended_s: float
-    start_s: float
-    end_s: float
-
-
 @dataclass
 class _Overlaps:
     """Collectives that may slow compute of their classes down."""
@@ -293,7 +305,8 @@ class _Overlaps:
 
     def __post_init__(self) -> None:
         self.are_in_order = True
-        self._of_class = defaultdict[str, list[_Interval]](list)
+        self._of_class = defaultdict[str, list[tuple[float, float, float]]](list)
+        """When each collective ended in the run, and when it starts and ends now; seconds."""
         self._timed_s = defaultdict[str, float](float)
 
     def add(self, node: _Node, start_s: float, end_s: float) -> None:
@@ -302,22 +315,21 @@ class _Overlaps:
             timed_s = self._timed_s[name]
             self.are_in_order &= start_s >= timed_s or end_s <= start_s
             self._timed_s[name] = max(timed_s, start_s)
-            self._of_class[name].append(_Interval(node.ended_s, start_s, end_s))
+            self._of_class[name].append((node.ended_s, start_s, end_s))
 
     def slow(self, node: _Node, start_s: float, end_s: float) -> float:
         """Delay work, which ends at `end_s` by itself, by the collectives in progress meanwhile."""
         (name,), until_s = node.classes, start_s
-        intervals = [
-            each
-            for each in self._of_class[name]
-            if each.ended_s > node.began_s or each.end_s > start_s
-        ]
+        intervals = self._of_class[name]
+        if intervals:
+            intervals[:] = [
+                each for each in intervals if each[0] > node.began_s or each[2] > start_s
+            ]
         for _, from_s, to_s in intervals:
             if from_s < end_s:  # others begin after the work
                 begin_s = max(from_s, until_s)  # each its own part, as in delay_work
                 most_s = (to_s - begin_s) * (1.0 - 1.0 / self.slowdown)
                 end_s += max(0.0, min((end_s - begin_s) * (self.slowdown - 1.0), most_s))
                 until_s = max(until_s, to_s)
-        self._of_class[name] = intervals
         self._timed_s[name] = max(self._timed_s[name], end_s)
         return end_s
