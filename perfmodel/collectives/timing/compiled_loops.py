@@ -120,9 +120,10 @@ def step(  # noqa: C901, PLR0912  (numba caches a function without those that it
     return max(begin, goal)
 
 
-def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
+def send_over_trees(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,
+    first: IntArray,
     nbytes: FloatArray,
     begin_s: FloatArray,
     sent: IntArray,
@@ -132,38 +133,53 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     from_s: FloatArray,
     rate_Bps: FloatArray,
     latency_s: FloatArray,
-) -> None:
+    until_s: float,
+) -> float:
     """Work out in place when pieces leave and arrive (see `timing.variable_rate.TreeClocks`).
+
+    Steps that have left by a time are kept, and those after them are not worked out; all are where
+    that time is infinite, and none kept.
 
     Parameters
     ----------
     order : ndarray of int, shape (edges,)
-        Edges, each after those that feed it.
+        Edges, each after those that feed it, which begin in an earlier step.
     feeders : ndarray of int, shape (edges, most feeders)
+    first : ndarray of int, shape (edges,)
+        Step of the first piece of each edge.
     nbytes, begin_s : ndarray of float, shape (edges,)
     sent : ndarray of int, shape (edges,)
-        Pieces of each edge in steps that have left: their times stay what they are.
+        Pieces of each edge in steps that are kept: their times stay what they are.
     left_s : ndarray of float, shape (edges, pieces)
     arrived_s : ndarray of float, shape (edges + 1, pieces)
         The last row is that of edges that nothing feeds.
     credits : int
     from_s, rate_Bps, latency_s
         As for `step`.
+    until_s : float
+
+    Returns
+    -------
+    float
+        When an edge that has not sent everything was free first.
     """
     paces, (edges, pieces) = len(from_s), left_s.shape
-    ready_s = np.empty(pieces)
+    ready_s, step = np.empty(pieces), first.max() + pieces
     for place in range(edges):
         edge, pace = order[place], 0
         done, leaves_s, arrives_s = sent[edge], left_s[edge], arrived_s[edge]
-        ready_s[done:] = arrived_s[feeders[edge, 0], done:]
+        goal = min(pieces, step - first[edge])
+        if done >= goal:
+            continue
+        ready_s[done:goal] = arrived_s[feeders[edge, 0], done:goal]
         for column in range(1, feeders.shape[1]):
             if feeders[edge, column] < edges:
                 brought_s = arrived_s[feeders[edge, column]]
-                for piece in range(done, pieces):
+                for piece in range(done, goal):
                     ready_s[piece] = max(ready_s[piece], brought_s[piece])
         free_s = leaves_s[done - 1] if done > 0 else max(begin_s[edge], 0.0)
         piece = done
-        while piece < pieces:  # those at paces that end
+        while piece < goal and free_s <= until_s:  # those at paces that end
             start_s = max(free_s, ready_s[piece])
             if piece >= credits:
                 start_s = max(start_s, arrives_s[piece - credits])
@@ -183,40 +199,21 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
             leaves_s[piece] = free_s
             piece += 1
         hold_s = nbytes[edge] / rate_Bps[paces - 1, edge] if nbytes[edge] > 0 else 0.0
-        flight_s, alone = latency_s[paces - 1, edge], min(max(piece, credits), pieces)
-        for number in range(piece, alone):
-            free_s = max(free_s, ready_s[number]) + hold_s
-            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
-        for number in range(alone, pieces):
-            waits_s = max(ready_s[number], arrives_s[number - credits])
+        flight_s, alone = latency_s[paces - 1, edge], min(max(piece, credits), goal)
+        while piece < alone and free_s <= until_s:
+            free_s = max(free_s, ready_s[piece]) + hold_s
+            leaves_s[piece], arrives_s[piece] = free_s, free_s + flight_s
+            piece += 1
+        while piece < goal and free_s <= until_s:
+            waits_s = max(ready_s[piece], arrives_s[piece - credits])
             free_s = max(free_s, waits_s) + hold_s
-            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
-
-
-def keep_sent(
-    sent: IntArray, left_s: FloatArray, begin_s: FloatArray, first: IntArray, until_s: float
-) -> float:
-    """Keep in place the steps that have left by a time; return when an edge was free first.
-
-    Parameters
-    ----------
-    sent, left_s, begin_s
-        As for `send_over_trees`.
-    first : ndarray of int, shape (edges,)
-        Step of the first piece of each edge.
-    until_s : float
-    """
-    edges, pieces = left_s.shape
-    earliest_s, step = np.inf, first.max() + pieces
-    for edge in range(edges):
-        count = sent[edge]
-        while count < pieces and first[edge] + count < step and left_s[edge, count] <= until_s:
-            count += 1
-        if count < pieces:
-            step = min(step, first[edge] + count)
-    for edge in range(edges):
-        count = max(0, min(step - first[edge], pieces))
-        sent[edge] = count
+            leaves_s[piece], arrives_s[piece] = free_s, free_s + flight_s
+            piece += 1
+        if free_s > until_s:  # the last piece worked out, or what comes before the first
+            step = min(step, first[edge] + max(piece - 1, done))
+    earliest_s = np.inf
+    for edge in range(edges if until_s < np.inf else 0):
+        sent[edge] = count = max(0, min(step - first[edge], pieces))
         if count < pieces:
             earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])
     return earliest_s
@@ -374,8 +371,7 @@ class Loops(NamedTuple):
     """The compiled functions; arguments are contiguous arrays of int64 and float64."""
 
     step: Callable[..., int]
-    send_over_trees: Callable[..., None]
-    keep_sent: Callable[..., float]
+    send_over_trees: Callable[..., float]
     least_tree_end: Callable[..., float]
     fill: Callable[..., None]
 
@@ -396,8 +392,10 @@ def _dispatchers() -> Loops | None:
     try:
         from numba import njit  # takes half a second to import
 
-        compile_as: Any = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
-        return Loops(*map(compile_as, (step, send_over_trees, keep_sent, least_tree_end, fill)))
+        # It divides by zero as NumPy does. Of numbers that are never nan, the larger is one
+        # instruction; nothing else of fastmath, so that results stay the same bits.
+        compile_as: Any = njit(cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
+        return Loops(*map(compile_as, (step, send_over_trees, least_tree_end, fill)))
     except (ImportError, RuntimeError):
         return None
 

@@ -123,6 +123,8 @@ def sent_s(
     return end, arrived
 
 
+FEW_SENDS = 1 << 14
+"""Sends up to which compiled loops step through them before NumPy has looked for a cycle."""
 SAME_GAIN = 1e-13
 """Steps that add the same to all times, up to this part, are a cycle."""
 
@@ -159,7 +161,9 @@ def advance(
             last = first + phase.repeat
             if stand.step == first and phase.drained:
                 stand.free = drained_free_s(course, stand, phase)
-            stride = course.stride(phase) if seeks_cycles else 0
+            sends = (last - stand.step) * course.edges
+            is_quick = sends <= FEW_SENDS and compiled_loops.loaded() is not None
+            stride = course.stride(phase) if seeks_cycles and not is_quick else 0
             leaps = 0 < stride * 2 <= last - stand.step
             began = stand.copy() if leaps else stand
             goal = stand.step + stride if leaps else last

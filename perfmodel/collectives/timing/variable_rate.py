@@ -347,9 +347,9 @@ class TreeClocks:
     """Pieces over trees in progress, edge after edge, in compiled loops; see `Clocks`.
 
     It is for edges that depend on those before them only (`UnrolledPhases.are_trees`). When rates
-    change, steps that have left are kept and the rest is worked out anew: steps and not pieces,
-    because a piece may arrive before its end has left (latencies of NCCL's trees below zero), and
-    what it fed was then sent at times that no longer hold.
+    change, steps that have left are kept and the rest is worked out when its ends are asked for:
+    steps and not pieces, because a piece may arrive before its end has left (latencies of NCCL's
+    trees below zero), and what it fed was then sent at times that no longer hold.
     """
 
     loops: Loops
@@ -358,7 +358,6 @@ class TreeClocks:
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
-    _is_current: bool = False  # whether times are those at the present paces
 
     def __post_init__(self) -> None:
         spare = self.course.spare
@@ -366,7 +365,6 @@ class TreeClocks:
         self._times.kept[:] = 0
         self._times.paces.begin(self.pace.rate_Bps, self.pace.latency_s)
         self._begin_s = np.ascontiguousarray(self.begin_s, dtype=np.float64)
-        self._first = np.ascontiguousarray(self.course.phases[0].first)
 
     def release(self) -> None:
         """Give back the arrays: new ones of a MB take longer to touch than to fill."""
@@ -374,15 +372,11 @@ class TreeClocks:
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        self._work_out()
-        sent = self._times.kept, self._times.left_s, self._begin_s
-        earliest_s = self.loops.keep_sent(*sent, self._first, now_s)
-        self._times.paces.change(now_s, earliest_s, rate_Bps, latency_s)
-        self._is_current = False
+        self._times.paces.change(now_s, self._work_out(now_s), rate_Bps, latency_s)
 
     def ends(self) -> CompletionTimes:
         """Return how the sends end if nothing changes any more."""
-        self._work_out()
+        self._work_out(np.inf)
         last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
         return CompletionTimes(float(last[0].max()), last[1].copy())
 
@@ -397,13 +391,11 @@ class TreeClocks:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
         return 1.0 - self._times.kept / np.maximum(self.course.sends, 1)
 
-    def _work_out(self) -> None:
-        """Work out when the pieces that are left leave and arrive at the present paces."""
-        if self._is_current:
-            return
-        course = self.course
+    def _work_out(self, until_s: float) -> float:
+        """Work out what leaves until a time, and keep it; return when an edge was free first."""
+        times, course = self._times, self.course
         arrays = course.contiguous(course.phases[0])
-        edges = arrays.begins, arrays.feeders, arrays.nbytes, self._begin_s
-        sends = self._times.kept, self._times.left_s, self._times.arrived_s
-        self.loops.send_over_trees(*edges, *sends, course.credits, *self._times.paces.rows)
-        self._is_current = True
+        edges = arrays.begins, arrays.feeders, arrays.first, arrays.nbytes, self._begin_s
+        sends = times.kept, times.left_s, times.arrived_s
+        rows = times.paces.rows
+        return self.loops.send_over_trees(*edges, *sends, course.credits, *rows, until_s)

@@ -1,4 +1,4 @@
-"""A run timed again with other durations, many at once: who waits for whom stays as it was.
+"""A run timed again with other durations: who waits for whom stays as it was.
 
 Every task starts when the last of what it waits for has ended, so that a step is a longest path
 through its tasks. Where each collective has its links for itself this is what a simulation gives. A
@@ -25,7 +25,6 @@ from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
     Participants,
     calls_of,
-    delay_work,
     dependencies,
     participants_of,
 )
@@ -95,7 +94,7 @@ class Retimed:
 
     step_ends_s: FloatArray
     are_in_order: NDArray[np.bool_]
-    _calls: Sequence[tuple[CollectiveCall, FloatArray, FloatArray]]
+    _intervals: Sequence[Sequence[tuple[float, float, CollectiveCall]]]
 
     def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
         """Return the pairs of collectives that are in progress at the same time.
@@ -103,8 +102,7 @@ class Retimed:
         `change`: number of the durations.
         """
         pairs, active = set[frozenset[CollectiveCall]](), list[tuple[float, CollectiveCall]]()
-        intervals = ((float(a[change]), float(b[change]), call) for call, a, b in self._calls)
-        for start_s, end_s, call in sorted(intervals, key=itemgetter(0, 1)):
+        for start_s, end_s, call in sorted(self._intervals[change], key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
             active.append((end_s, call))
@@ -126,43 +124,77 @@ class RunOrder:
     def _nodes(self) -> list[_Node]:
         return _nodes(self.plan, self.run)
 
+    @cached_property
+    def _waits(self) -> list[tuple[int, ...]]:
+        """Numbers of the nodes that each node waits for, but for those that others wait for."""
+        number_of = {place: at for at, node in enumerate(self._nodes) for place in node.places}
+        waits = list[tuple[int, ...]]()
+        for node in self._nodes:
+            before = {number_of[place] for place in node.waits}
+            waits.append(tuple(before.difference(*[waits[number] for number in before])))
+        return waits
+
+    @cached_property
+    def _rows(self) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+        """First task of each node, and how long it took, 0 for work, and what work is scaled by."""
+        rows = [
+            (n.first, n.ended_s - n.began_s, 0.0) if n.call else (n.first, 0.0, n.stretch)
+            for n in self._nodes
+        ]
+        first, took_s, stretch = np.array(rows, float).reshape(-1, 3).T
+        return first.astype(np.int64), took_s, stretch
+
     def collectives(self) -> list[tuple[int, float]]:
         """Return the first task of each collective that ran, and how long it took; seconds."""
         return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
 
-    @property
-    def first_is_alone(self) -> bool:
-        """Whether all collectives of the first step had ended when the next one's began."""
-        calls = [node for node in self._nodes if node.call is not None]
-        ended_s = max((node.ended_s for node in calls if not node.step), default=0.0)
-        return all(node.began_s >= ended_s for node in calls if node.step)
+    def alone_at_last(self, alone_s: FloatArray) -> FloatArray:
+        """Return factors of a first step whose collectives meet none of those of later steps.
 
-    def retime(self, changes: Sequence[Durations]) -> Retimed:
-        """Return what the run takes with other durations."""
-        work_s = np.array([each.work_s for each in changes]).T.copy()
-        factors = np.array([each.factors for each in changes]).T.copy()
-        overlaps = _Overlaps(np.array([each.slowdown for each in changes]))
-        kinds, none_s = self.plan.stream_kinds, np.zeros(len(changes))
-        ends_s = [none_s] * (len(self.plan.tasks) * len(self.run.step_ends_s))
-        step_ends_s = np.zeros((len(self.run.step_ends_s), len(changes)))
-        calls = list[tuple[CollectiveCall, FloatArray, FloatArray]]()
-        for node in self._nodes:
-            start_s = none_s
-            for place in node.waits:
-                start_s = ends_s[place] if start_s is none_s else np.maximum(start_s, ends_s[place])
-            if node.call is not None:
-                end_s = start_s + (node.ended_s - node.began_s) * factors[node.first]
-                calls.append((node.call, start_s, end_s))
-                overlaps.add(node, start_s, end_s)
+        Those in progress when the first of these began take as long as alone, the others what they
+        took. `alone_s`: of each task; seconds, shape (tasks,).
+        """
+        calls = [node for node in self._nodes if node.call is not None]
+        from_s = min((node.began_s for node in calls if node.step), default=np.inf)
+        factors = np.ones(len(alone_s))
+        for node in calls:
+            if not node.step and node.ended_s > max(from_s, node.began_s):
+                factors[node.first] = alone_s[node.first] / (node.ended_s - node.began_s)
+        return factors
+
+    def retime(self, changes: Sequence[Durations], steps: int | None = None) -> Retimed:
+        """Return what the run takes with other durations; of its first `steps` only, if given."""
+        steps = len(self.run.step_ends_s) if steps is None else steps
+        retimed = [self._retime(each, steps) for each in changes]
+        steps_s, in_order, intervals = zip(*retimed, strict=True)
+        return Retimed(np.array(steps_s).T, np.array(in_order), intervals)
+
+    def _retime(
+        self, durations: Durations, steps: int
+    ) -> tuple[list[float], bool, list[tuple[float, float, CollectiveCall]]]:
+        first, took_s, stretch = self._rows
+        own_s = took_s * durations.factors[first] + durations.work_s[first] * stretch
+        overlaps, ends_s = _Overlaps(durations.slowdown), list[float]()
+        step_ends_s = [0.0] * steps
+        intervals = list[tuple[float, float, CollectiveCall]]()
+        for node, waits, node_s in zip(self._nodes, self._waits, own_s.tolist(), strict=True):
+            if node.step >= steps:
+                ends_s.append(0.0)  # for which no earlier step waits
+                continue
+            if len(waits) == 1:
+                start_s = ends_s[waits[0]]
             else:
-                end_s = start_s + work_s[node.first] * node.stretch
-                if kinds[node.task.stream] == "compute":
-                    end_s = overlaps.slow(node, start_s, end_s)
-            for place in node.places:
-                ends_s[place] = end_s
-            if kinds[node.task.stream] != "host":
-                np.maximum(step_ends_s[node.step], end_s, out=step_ends_s[node.step])
-        return Retimed(step_ends_s, overlaps.are_in_order, calls)
+                start_s = max([ends_s[number] for number in waits], default=0.0)
+            end_s = start_s + node_s
+            if node.call is not None:
+                intervals.append((start_s, end_s, node.call))
+                overlaps.add(node, start_s, end_s)
+            elif node.kind == "compute":
+                end_s = overlaps.slow(node, start_s, end_s)
+            ends_s.append(end_s)
+            if end_s > step_ends_s[node.step] and node.kind != "host":
+                step_ends_s[node.step] = end_s
+        return step_ends_s, overlaps.are_in_order, intervals
 
 
 # ---------------------------------------------------------------- who waits for whom
@@ -173,10 +205,11 @@ class _Node(NamedTuple):
 
     `first`: of its tasks, in the plan. `call`: what a collective is; None for work.
     `began_s`, `ended_s`: in the run. `stretch`: on the work.
-    `places`: of its tasks among those of all steps; `waits`: of those that it waits for.
+    `kind`: of its stream. `places`: of its tasks among those of all steps; `waits`: of those that
+    it waits for.
     """
 
-    task: Task
+    kind: str
     step: int
     first: int
     call: CollectiveCall | None
@@ -195,7 +228,7 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
     """
     waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
     together, calls = _members(plan, participants), calls_of(plan, participants)
-    done, nodes = set[int](), list[_Node]()
+    done, nodes, kinds = set[int](), list[_Node](), plan.stream_kinds
     for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
         if first + index in done:
@@ -207,9 +240,9 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
             needs += [first - tasks + at for member in members for at in waits[member][1]]
         classes = tuple([plan.tasks[member].rank_class for member in members])
         done.update(places)
-        times_s = began_s, ended_s, stretch
+        kind, times_s = kinds[task.stream], (began_s, ended_s, stretch)
         nodes.append(
-            _Node(task, step, index, calls[index], *times_s, classes, places, tuple(needs))
+            _Node(kind, step, index, calls[index], *times_s, classes, places, tuple(needs))
         )
     return _in_order(nodes)
 
@@ -264,56 +297,39 @@ def _members(
 # ---------------------------------------------------------------- slowdown
 
 
-class _Interval(NamedTuple):
-    """A collective with other durations; arrays have shape (changes,).
-
-    `ended_s`: in the run.
-    """
-
-    ended_s: float
-    start_s: FloatArray
-    end_s: FloatArray
-
-
 @dataclass
 class _Overlaps:
-    """Collectives that may slow compute of their classes down.
+    """Collectives that may slow compute of their classes down."""
 
-    `slowdowns`: shape (changes,).
-    """
-
-    slowdowns: FloatArray
+    slowdown: float
 
     def __post_init__(self) -> None:
-        none_s = np.zeros(len(self.slowdowns))
-        self.are_in_order = np.ones(len(self.slowdowns), dtype=np.bool_)
-        self._slows = bool((self.slowdowns > 1.0).any())
-        self._of_class = defaultdict[str, list[_Interval]](list)
-        self._timed_s = defaultdict[str, FloatArray](lambda: none_s)
+        self.are_in_order = True
+        self._of_class = defaultdict[str, list[tuple[float, float, float]]](list)
+        """When each collective ended in the run, and when it starts and ends now; seconds."""
+        self._timed_s = defaultdict[str, float](float)
 
-    def add(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> None:
+    def add(self, node: _Node, start_s: float, end_s: float) -> None:
         """Note a collective: in order if it is the last to start, and after work that is timed."""
-        slows_none = (end_s <= start_s) | (self.slowdowns == 1.0)
-        for name in node.classes if self._slows else ():
-            self.are_in_order &= (start_s >= self._timed_s[name]) | slows_none
-            self._timed_s[name] = np.maximum(self._timed_s[name], start_s)
-            self._of_class[name].append(_Interval(node.ended_s, start_s, end_s))
+        for name in node.classes if self.slowdown > 1.0 else ():
+            timed_s = self._timed_s[name]
+            self.are_in_order &= start_s >= timed_s or end_s <= start_s
+            self._timed_s[name] = max(timed_s, start_s)
+            self._of_class[name].append((node.ended_s, start_s, end_s))
 
-    def slow(self, node: _Node, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
+    def slow(self, node: _Node, start_s: float, end_s: float) -> float:
         """Delay work, which ends at `end_s` by itself, by the collectives in progress meanwhile."""
-        intervals = self._of_class[node.task.rank_class]
-        intervals[:] = [
-            each
-            for each in intervals
-            if each.ended_s > node.began_s or (each.end_s > start_s).any()
-        ]
-        until_s = start_s
-        for each in intervals:
-            if not (each.start_s < end_s).any():
-                continue  # it begins after the work
-            begin_s = np.maximum(each.start_s, until_s)  # of those at once, each its own part
-            end_s = delay_work(end_s, (begin_s, each.end_s), self.slowdowns)
-            until_s = np.maximum(until_s, each.end_s)
-        timed_s = self._timed_s[node.task.rank_class]
-        self._timed_s[node.task.rank_class] = np.maximum(timed_s, end_s)
+        (name,), until_s = node.classes, start_s
+        intervals = self._of_class[name]
+        if intervals:
+            intervals[:] = [
+                each for each in intervals if each[0] > node.began_s or each[2] > start_s
+            ]
+        for _, from_s, to_s in intervals:
+            if from_s < end_s:  # others begin after the work
+                begin_s = max(from_s, until_s)  # each its own part, as in delay_work
+                most_s = (to_s - begin_s) * (1.0 - 1.0 / self.slowdown)
+                end_s += max(0.0, min((end_s - begin_s) * (self.slowdown - 1.0), most_s))
+                until_s = max(until_s, to_s)
+        self._timed_s[name] = max(self._timed_s[name], end_s)
         return end_s

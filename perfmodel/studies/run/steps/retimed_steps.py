@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -88,9 +88,19 @@ class RetimedSteps:
 
     @property
     def first_step_s(self) -> float | None:
-        """Return the first step of the run, where nothing of later steps delayed it; seconds."""
-        is_alone = not self.is_met or (np.isfinite(self.met) and self._order.first_is_alone)
-        return self.base.run.step_ends_s[0] if is_alone else None
+        """Return the first step of the run as if it were the only one, if that is sure; seconds.
+
+        It is where delays by the next step's communication do not move its end.
+        """
+        base_s = self.base.run.step_ends_s[0]
+        if not self.is_met or np.isinf(self.met):
+            return None if self.is_met else base_s
+        usual = self._durations(self.disturbances, self.base.setup, self.base.plan)
+        alone = replace(usual, factors=self._order.alone_at_last(self._alone_s))
+        whole_s = self._order.retime([usual]).step_ends_s[0, 0]
+        least_s, most_s = self._order.retime([alone, usual], steps=1).step_ends_s[0].tolist()
+        is_sure = np.allclose((whole_s, least_s), (base_s, most_s), rtol=ROUNDING, atol=0.0)
+        return most_s if is_sure else None
 
     def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
         """Return the mean counted step of each setup, simulated where it has to be; seconds.
