@@ -192,6 +192,8 @@ def capture(
         print_json(captured.document)
         return
     typer.echo(repr(captured))
+    if loss is None and not is_configuration(function):
+        print_note("No loss was returned: kernels of one are not counted; (model, batch, loss).")
     print_note(f"wrote {path}; in a scenario: model: {{file: {path}}}")
 
 

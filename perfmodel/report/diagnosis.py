@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perfmodel.collectives.catalog import bus_factor
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.validate.diagnose import Diagnosis, Explanation
 from perfmodel.validate.suspects import suspect_texts
 
-MOST_ROWS = 12
+MOST_ROWS = 24
 MOST_SUSPECTS = 3
 
 
@@ -37,20 +38,21 @@ def verdict_text(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "slow":
         return f"{text}. Of {recorded} recorded sweeps hardly any ({often}) was as slow."
     return (
-        f"{text}. That alone does not say that something is broken: {often} of {recorded} recorded "
-        "sweeps were as slow beside what was expected of them."
+        f"{text}. {often} of {recorded} recorded sweeps were as slow beside what was expected of "
+        "them: look before you call it broken."
     )
 
 
 def _table(diagnosis: Diagnosis) -> Table:
-    sizes = diagnosis.sizes
+    sizes, factor = diagnosis.sizes, bus_factor(diagnosis.op, diagnosis.ranks)
     shown = sizes[:: -(-len(sizes) // MOST_ROWS)]
     return Table(
-        (">size", ">measured", ">expected", ">80 % interval", ">slower by", ""),
+        (">size", ">measured", ">busbw", ">expected", ">80 % interval", ">slower by", ""),
         [
             (
                 quantities.size(each.nbytes),
                 quantities.duration(each.measured_s),
+                quantities.rate(factor * each.nbytes / each.measured_s),
                 quantities.duration(each.expected_s),
                 quantities.span(*each.interval_s, quantities.duration),
                 quantities.percent_column(each.measured_s / each.expected_s - 1),
@@ -80,10 +82,15 @@ def _suspects(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _explanation(suspect: Explanation) -> str:
     share = quantities.percent(suspect.explained)
-    alike = " (times alone do not tell these apart)" if len(suspect.names) > 1 else ""
+    alike = ""
+    if len(suspect.names) > 1:
+        alike = (
+            " Times do not tell these apart: repeat the test on single hosts, then on pairs of "
+            "hosts, then with one NIC at a time (NCCL_IB_HCA)."
+        )
     lines = ", ".join(map(str, suspect.lines[:5]))
     said = f" The log says so in line {lines}." if suspect.lines else ""
-    return f"Explains {share} of the difference{alike}.{said}"
+    return f"Explains {share} of the difference.{said}{alike}"
 
 
 def _look_at(name: str) -> str:

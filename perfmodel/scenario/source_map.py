@@ -64,6 +64,12 @@ class SourceMap:
         lines = (self.lines.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
         return self.place, next((line for line in lines if line is not None), None)
 
+    @property
+    def strategy(self) -> Mapping[str, Any]:
+        """Section of the strategy as it is stated; a name alone is its kind."""
+        stated = self.content.get("strategy") or {}
+        return {"kind": stated} if isinstance(stated, str) else stated
+
     def from_flag(self, path: str) -> bool:
         """Whether the value of a dotted field came from ``--set``."""
         return any(path == flag or path.startswith(f"{flag}.") for flag in self.flags)

@@ -88,6 +88,7 @@ class _Program(FileModel):
     form: Literal["python", "flags", "environment", "json", "yaml"]
     start: Mapping[str, Any] = {}
     lines: Mapping[str, str] = {}
+    comment: str = ""
     asks: tuple[str, ...] = ("strategy", "parallel", "compute")
     words: Mapping[str, Annotated[tuple[_Row, ...], BeforeValidator(_listed)]]
 
@@ -187,21 +188,23 @@ def _derived(scenario: Scenario, label: str, gpus: int, nodes: int) -> Fields:
         "ranks.gpus": gpus,
         "ranks.nodes": nodes,
         "ranks.whole_sequences": parallel.tensor > 1 and not parallel.sequence_parallel,
-        "precision.autocast": _autocast(scenario),
-        "precision.mixed": getattr(scenario.strategy, "param_dtype", None) or _autocast(scenario),
+        "compute.autocast": _autocast(scenario),
+        "precision.mixed": getattr(scenario.strategy, "param_dtype", None)
+        or _autocast(scenario)
+        or "no",
         **_of_strategy(scenario.strategy, label, ranks),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _autocast(scenario: Scenario) -> str:
-    """Name the precision that layers are cast to; "no" where none are, or a wrapper does it."""
+def _autocast(scenario: Scenario) -> str | None:
+    """Precision that layers are cast to; None where none are, or a wrapper does it."""
     strategy, precision = scenario.strategy, scenario.compute.precision
     is_wrapped = getattr(strategy, "param_dtype", None) or getattr(
         strategy, "mixed_precision", None
     )
     is_own = scenario.model.dtype not in (None, "fp32") or precision in ("fp32", "tf32")
-    return "no" if is_wrapped or is_own else precision
+    return None if is_wrapped or is_own else precision
 
 
 def _of_strategy(strategy: StrategySection, label: str, ranks: int) -> Fields:
@@ -284,7 +287,7 @@ def _write(program: _Program, said: Said) -> str:
     if program.form == "json":
         return json.dumps(tree)
     if program.form == "yaml":
-        return yaml_text(tree, "for accelerate launch --config_file").rstrip()
+        return yaml_text(tree, program.comment).rstrip()
     shown = {line: tree[name] for name, line in program.lines.items() if name in tree}
     return "\n".join(
         line.replace("{}", _arguments(told) if isinstance(told, Mapping) else str(told))

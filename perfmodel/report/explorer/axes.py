@@ -117,7 +117,7 @@ def _hooks(scenario: Scenario) -> Iterator[Axis]:
 
 def _ddp_hooks(scenario: Scenario, own: Hook) -> dict[str, tuple[str, Any]]:
     """Hooks of DDP; the scenario's own as it is written, in the place of its kind."""
-    written = (scenario.origin.content.get("strategy") or {}).get("hook") or "none"
+    written = scenario.origin.strategy.get("hook") or "none"
     choices = dict(_HOOKS)
     tensors = prepare(change_scenario(scenario, {"scale": None})).job.workload.tensors
     if all(tensor.dtype != "fp32" for tensor in tensors):

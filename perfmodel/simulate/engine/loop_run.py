@@ -30,6 +30,17 @@ Stretch = Callable[[int, int, int], float]
 """Factor on an item's time: by worker, iteration and item."""
 
 
+def route_of_message(machine: Machine, src: str, dst: str) -> tuple[int, ...]:
+    """Links from one device to another.
+
+    Raises `SimulationError`: what was lost lay between them.
+    """
+    try:
+        return tuple(machine.router.route(src, dst))
+    except TopologyError as error:
+        raise SimulationError(f"no message from {src} to {dst}: {error}") from error
+
+
 def simulate_loops(
     plan: LoopPlan,
     machine: Machine,
@@ -200,13 +211,10 @@ class _Loops:
         machine = self.network.machine
 
         def find() -> tuple[tuple[int, ...], float]:
-            route = machine.router.route(src, dst)
-            return tuple(route), float(machine.topology.arcs.latency_s[list(route)].sum())
+            route = route_of_message(machine, src, dst)
+            return route, float(machine.topology.arcs.latency_s[list(route)].sum())
 
-        try:
-            return machine.cached(("message", src, dst), find)
-        except TopologyError as error:
-            raise SimulationError(f"no message from {src} to {dst}: {error}") from error
+        return machine.cached(("message", src, dst), find)
 
     # ------------------------------------------------------------ workers
 

@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.arrays import Z80, FloatArray, round_bits, sending_s
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.loop_records import LoopRun
-from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
+from perfmodel.simulate.engine.loop_run import Stretch, route_of_message, simulate_loops
 from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
@@ -82,7 +82,8 @@ def _link_demands_s(plan: LoopPlan, machine: Machine) -> FloatArray:
         ends = topology.ranks[worker.ranks[0]], server.device
         if ends[0] != ends[1]:
             for (src, dst), size in ((ends, pushed[number]), (ends[::-1], pulled[number])):
-                np.add.at(nbytes, list(machine.router.route(src, dst)), size / len(plan.workers))
+                route = route_of_message(machine, src, dst)
+                np.add.at(nbytes, list(route), size / len(plan.workers))
     return sending_s(np.where(rates > 0, nbytes, 0.0), rates)
 
 

@@ -202,7 +202,7 @@ class _Trials:
 
     def section(self, choice: Choice) -> dict[str, Any]:
         """The strategy section with a choice of settings, as a file has it."""
-        own = self.sized.job.scenario.origin.content["strategy"]
+        own = self.sized.job.scenario.origin.strategy
         tuned = {setting.field for setting in self.settings}
         return {k: value for k, value in own.items() if k not in tuned} | self.values(choice)
 

@@ -298,3 +298,10 @@ def test_unlike_gpus_are_spoken_of_where_there_are_some(tmp_path: Path) -> None:
     for spread in (0.0, 0.02):
         lines = answered(tmp_path, f"compute.gpu_spread={spread}").assumptions
         assert any("differ in speed" in line for line in lines) == (spread > 0)
+
+
+def test_servers_that_a_lost_nic_cuts_off_are_refused() -> None:
+    events = "events=[{lose: {nic: n0/nic0}}, {jitter: {cv: 0.5, kind: exponential}}]"
+    flags = ["strategy.kind=parameter_server", "scale=null", "model.name=resnet18", events]
+    with pytest.raises(InputError, match=r"events\.0: found n0/nic0 lost"):
+        run_scenario(load_scenario("bucket-size-slow-ethernet", flags))

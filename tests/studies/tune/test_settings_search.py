@@ -35,6 +35,14 @@ def test_a_precision_that_the_gpu_lacks_is_refused_as_run_does(kind: str) -> Non
             answer(asked)
 
 
+def test_a_strategy_may_be_its_name_alone() -> None:
+    """``strategy: fsdp`` is tuned as ``strategy: {kind: fsdp}``."""
+    by_name, by_kind = (
+        tune_settings(small(given)) for given in ("strategy=fsdp", "strategy.kind=fsdp")
+    )
+    assert by_name.best == by_kind.best
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TUNED)
 @pytest.mark.parametrize("nodes", [2, 8])
