@@ -203,9 +203,10 @@ def _change_rows(field: str, changes: Mapping[str, Any], also: str = "") -> Iter
 
 def files_exist(parts: SimpleNamespace, origin: SourceMap) -> Iterator[Row]:
     """Find files of sections that do not exist."""
-    for section, key in (("model", "file"), ("model", "config"), ("compute", "times")):
+    keys = (("model", "file"), ("model", "config"), ("model", "megatron"), ("compute", "times"))
+    for section, key in keys:
         value = getattr(getattr(parts, section), key, None)
-        if value is None:
+        if value is None or (key == "megatron" and "--" in value):  # arguments themselves
             continue
         path: Path = origin.resolve(f"{section}.{key}", value)
         path = path / "config.json" if key == "config" and is_folder(path) else path
