@@ -48,6 +48,7 @@ UNSTATED: Mapping[str, Any] = {
     "attn_logit_softcapping": None,
     "rope_parameters": None,
     "partial_rotary_factor": None,
+    "rotary_dim": None,
     "usual_rotary_share": 1.0,
     "resid_pdrop": 0.0,
     "residual_dropout": 0.0,
@@ -305,11 +306,13 @@ def _head_faults(config: SimpleNamespace) -> list[Fault]:
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
     layers, unturned = config.num_hidden_layers, config.no_rope_layers or None  # [] as if unstated
     lists = {"layer_types": config.layer_types, "no_rope_layers": unturned}
+    turned, size = config.rotary_dim or 0, config.head_dim or 0
     of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
     return [
         *of_width,
         *divides(heads, pairs or 1, "num_key_value_heads", "the heads of queries"),
         *failed(
+            (turned > size, "rotary_dim", str(turned), f"at most {size}, as head_dim"),
             *(
                 (
                     stated is not None and len(stated) != layers,
@@ -318,7 +321,7 @@ def _head_faults(config: SimpleNamespace) -> list[Fault]:
                     f"one value for each of the {layers} layers",
                 )
                 for field, stated in lists.items()
-            )
+            ),
         ),
     ]
 

@@ -84,7 +84,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     ),
     (
         Width | None,
-        "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size",
+        "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size "
+        "rotary_dim",
     ),
     (Tokens, "max_position_embeddings n_positions max_source_positions max_target_positions"),
     (Window | None, "sliding_window pad_token_id"),
@@ -203,10 +204,12 @@ def heads_divide(width: int, heads: int, section: str = "") -> list[Fault]:
 
 def rotary_share(config: Any, *, usual: float) -> float:
     """Share of a head that positions turn: newer files state it in a section, older ones beside."""
+    turned = getattr(config, "rotary_dim", None)  # of a head's elements, in older files
     shares = (
         config.rope_parameters.partial_rotary_factor if config.rope_parameters else None,
         config.partial_rotary_factor,
         getattr(config, "rotary_pct", None),
+        turned and turned / config.head_dim,
     )
     return next((share for share in shares if share is not None), usual)
 

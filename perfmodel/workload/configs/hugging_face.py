@@ -26,6 +26,7 @@ from perfmodel.workload.configs.family import (
     HubConfig,
     Nothing,
     Rate,
+    Width,
     contract,
 )
 from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
@@ -73,6 +74,9 @@ ONLY: Mapping[str, tuple[object, ...]] = {
     "position_embedding_type": ("absolute",),
     "scoring_func": ("softmax", "sigmoid"),
     "num_key_value_groups": (1,),
+    "qk_norm_type": ("per_layer",),
+    "use_routing_bias": (True,),
+    "shared_intermediate_size": (0,),
 }
 """Fields whose other values make a model that is none of the zoo."""
 
@@ -333,6 +337,7 @@ _TYPES: Mapping[str, Any] = {
     "nothing": Nothing,
     "rate": Rate,
     "none": None,
+    "width": Width,
     "false": Literal[False],
     "true": Literal[True],
     "silu": Literal["silu"],

@@ -122,6 +122,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
     "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
     "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
+    "kimi_k2": decoder("kimi_k2", q_lora_rank=32, n_group=1, topk_group=1, **LATENT),
+    "minimax_m2": decoder(
+        "minimax_m2",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        head_dim=24,
+        num_key_value_heads=2,
+        rotary_dim=12,
+    ),
     "glm4_moe": decoder(
         "glm4_moe",
         **SHARED_EXPERTS,
@@ -234,6 +243,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Each says something that its family need not have."""
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+SAME_CLASS = {"kimi_k2": "deepseek_v3"}
+"""Families that transformers reads by another's class (``Kimi_K25Config``)."""
 MIXED = frozenset(
     label for label, each in CONFIGS.items() if FAMILIES[each["model_type"]].make is expert_model
 )
@@ -257,7 +268,8 @@ def real_module(label: str, attention: str) -> Any:
     import transformers as hf
 
     fields = CONFIGS[label]
-    config = hf.AutoConfig.for_model(**fields)
+    kind = SAME_CLASS.get(fields["model_type"], fields["model_type"])
+    config = hf.AutoConfig.for_model(**{**fields, "model_type": kind})
     config._attn_implementation = attention
     if label in MIXED:
         config._experts_implementation = "batched_mm"

@@ -119,6 +119,9 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
             "at most 64",
         ),
         ({"model_type": "deepseek_v3", "first_k_dense_replace": 2}, "first_k_dense_replace", "0"),
+        ({"model_type": "minimax_m2", "rotary_dim": 129}, "rotary_dim", "at most 128"),
+        ({"model_type": "minimax_m2", "head_dim": None}, "head_dim", "whole number"),
+        ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm", "true"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (
