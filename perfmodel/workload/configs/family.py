@@ -112,11 +112,23 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Switch,
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
-            "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+            "new_decoder_architecture multi_query use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
         ),
     ),
-    (Literal[False], "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds"),
-    (Literal[True], "do_layer_norm_before enable_bias layer_norm_elementwise_affine"),
+    (
+        Literal[False],
+        (
+            "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
+            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias"
+        ),
+    ),
+    (
+        Literal[True],
+        "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi parallel_attn",
+    ),
+    (Literal[1, 2, None], "num_ln_in_parallel_attn"),
+    (Literal[4], "expansion_ratio"),
+    (Literal["multihead_attention"], "attn_type"),
     (None, "clip_qkv"),
     (Gate, "hidden_act"),
     (Gate | None, "hidden_activation"),
@@ -154,6 +166,7 @@ class Family:
     `types`: of those fields that have another than in `FIELD_TYPES`.
     `fixed`: values that the family has without a field for them.
     `shape`, `block`: where the zoo's shape differs from the usual, and its block or its experts.
+    `also`: other names of fields, as older files or newer classes have them.
     `stated`: fields of the zoo's shape that follow from a field of the file alone.
     """
 
@@ -165,6 +178,7 @@ class Family:
     shape: Mapping[str, Any] = field(default_factory=dict)
     block: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
     other_heads: Sequence[str] = ()
 
     @cached_property

@@ -86,6 +86,48 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
     )
 
 
+ALIBI = (
+    "Biases of distances are added to scores in no time of their own; attention is fused where the "
+    "scenario's is, though transformers does not fuse this family's."
+)
+
+
+def stack_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of Bloom or MPT, or of what is like them."""
+    raise_faults(heads_divide(config.hidden_size, config.num_attention_heads))
+    block = StackShape(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size or 4 * config.hidden_size,
+        BLOCK_NAMES[config.names],
+        causal=True,
+        activation=ACTIVATIONS[config.hidden_act],
+        dropout=is_on(config.hidden_dropout),
+        score_dropout=is_on(config.attention_dropout),
+        **family.block,
+    )
+    notes = (ALIBI,) * (not block.rotary_share)
+    return replace(_decoder(name, config, block, family.shape), notes=notes)
+
+
+def falcon_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of Falcon, whose two branches read one input."""
+    heads, newer = config.num_attention_heads, config.new_decoder_architecture
+    pairs, norms = config.num_key_value_heads or heads, config.num_ln_in_parallel_attn or 1 + newer
+    raise_faults(
+        divides(heads, pairs, "num_key_value_heads", "the heads of queries")
+        + failed((norms > 1 + newer, "num_ln_in_parallel_attn", str(norms), "1 of older ones"))
+    )
+    config.names = f"falcon-{norms}"
+    block = {
+        **family.block,
+        "kv_heads": pairs if newer else 1 if config.multi_query else heads,
+        "spread": newer,
+        "held": 0.0 if newer or config.multi_query else 2.0,
+    }
+    return stack_model(name, config, replace(family, block=block))
+
+
 def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of Phi 1 or 2, whose two branches read the same norm."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads

@@ -195,6 +195,8 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     is_part = bool(section) or content.get("model_type") in FLAT
     if is_part and not section:
         fields = {**fields, "architectures": None, "vision_config": None}
+    written = {family.also.get(key, key): key for key in fields}
+    fields = {family.also.get(key, key): value for key, value in fields.items()}
     title = name or name_of(document)
     try:
         raise_faults([*value_faults(fields), *([] if is_part else _missing_sizes(family, fields))])
@@ -205,7 +207,12 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
             notes=(*model.notes, *extra_notes(fields, family.config)),
         )
     except InputError as error:
-        faults = [_with_other_way(fault, document.path) for fault in error.faults]
+        faults = [
+            _with_other_way(
+                replace(fault, field=written.get(fault.field, fault.field)), document.path
+            )
+            for fault in error.faults
+        ]
         raise InputError([document.located(fault, section) for fault in faults]) from None
     return replace(model, notes=(*model.notes, left_out(content, _TOWERS))) if is_part else model
 
@@ -322,6 +329,8 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "gpt2": family_models.gpt2_model,
     "gpt_neox": family_models.gpt_neox_model,
     "phi": family_models.phi_model,
+    "stack": family_models.stack_model,
+    "falcon": family_models.falcon_model,
     "opt": family_models.opt_model,
     "bert": family_models.bert_model,
     "distilbert": family_models.distilbert_model,
@@ -338,12 +347,13 @@ _TYPES: Mapping[str, Any] = {
     "rate": Rate,
     "none": None,
     "width": Width,
+    "width or none": Width | None,
     "false": Literal[False],
     "true": Literal[True],
     "silu": Literal["silu"],
 }
 """What rows call the types of fields that a family has its own of."""
-_SECTION_TYPES = {"hidden_act": Function, "attention_dropout": Rate}
+_SECTION_TYPES = {"hidden_act": Function, "attention_dropout": Rate, "attn_pdrop": Nothing}
 
 
 def _defaults(kind: str) -> dict[str, Any]:
@@ -361,7 +371,7 @@ def _family(kind: str) -> Family:
         for name, fields in row.get("sections", {}).items()
     }
     types = {name: _TYPES[each] for name, each in row.get("types", {}).items()}
-    rest = ("fixed", "shape", "block", "stated", "other_heads")
+    rest = ("fixed", "shape", "block", "stated", "also", "other_heads")
     return Family(
         row["name"],
         _MAKERS[row["make"]],

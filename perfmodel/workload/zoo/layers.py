@@ -58,6 +58,8 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
     # its backward reads the result alone
     "relu": ActivationFunction(saved=1),
     "relu2": ActivationFunction(passes=4, kernels=2, saved=2),
+    # a function of its own, of nine operations, which keeps its input and works all out again
+    "bloom_gelu": ActivationFunction(passes=21, kernels=9),
     # scaled, sigmoid, product: keeps the sigmoid as well
     "quick_gelu": ActivationFunction(passes=7, kernels=3, saved=3),
     # cubed, scaled, added, scaled, tanh, plus 1, halved, product: keeps half of its input, the

@@ -7,7 +7,7 @@ layer norms with a bias, each one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -32,7 +32,6 @@ from perfmodel.workload.zoo.layers import (
     linear,
     names,
     names_reversed,
-    norm_parameters,
     numels,
     weight_and_bias,
     with_work,
@@ -59,6 +58,7 @@ class BlockNames:
     """Names of a block, and the order in which a family registers its modules.
 
     `norm`: of that before the feed-forward part; "": it reads what attention reads (Phi).
+    `early_norm`: whether that norm is run before attention, beside the one before it (Falcon).
     `source`: of attention to another stack, where a block has it.
     `layers`: of its layers, where these are not called as its modules are.
     `transposed`: whether a weight's inputs stand before its outputs (GPT-2).
@@ -72,6 +72,7 @@ class BlockNames:
     source: AttentionNames | None = None
     layers: Sequence[str] = ()
     transposed: bool = False
+    early_norm: bool = False
 
 
 def _block_names(
@@ -91,8 +92,11 @@ class StackShape:
 
     `dropout`, `inner_dropout`, `score_dropout`: of what joins the stream, of the activation
         function's result, and of scores.
+    `kv_heads`: of keys and values in one map for all, where heads share them; `spread`: whether
+        these are copied for each head before attention (Falcon 40B).
     `biases`: of the maps before attention: of queries, keys and values.
-    `output_bias`: of the map after it.
+    `output_bias`, `mlp_bias`, `norm_bias`: of the map after it, of those of the feed-forward part,
+        and of norms.
     `wide_scores`: whether softmax is in fp32 in any precision, where attention is not fused.
     `rotary_share`: of a head's elements, which positions turn.
     `parallel`: whether attention and feed-forward part both read what the block begins with.
@@ -113,12 +117,21 @@ class StackShape:
     score_dropout: bool = False
     biases: tuple[bool, ...] = (True, True, True)
     output_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
     wide_scores: bool = True
     rotary_share: float = 0.0
     parallel: bool = False
     scaled_queries: bool = False
     laid_anew: bool = False
     held: float | None = None
+    kv_heads: int | None = None
+    spread: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Heads of keys and values that the maps put out."""
+        return self.kv_heads or self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +185,19 @@ def _stack_block(place: StackPlace) -> list[Module]:
             place,
             family.widen,
             wide,
-            bias=True,
+            bias=shape.mlp_bias,
             norm=family.norm,
             keeps=bool(family.norm),
             begins=begins,
         ),
-        _to_stream(place, family.narrow, wide, bias=True, function=shape.activation),
+        _to_stream(place, family.narrow, wide, bias=shape.mlp_bias, function=shape.activation),
     ]
+    if family.early_norm:  # gradients of both norms come last
+        (first, *rest, widen, narrow), norm = parts, parts[-2].parameters[:2]
+        ready = (*first.ready[:-2], *names(norm), *first.ready[-2:])
+        first = replace(first, parameters=norm + first.parameters, ready=ready)
+        own = widen.parameters[2:]
+        parts = [first, *rest, replace(widen, parameters=own, ready=names_reversed(own)), narrow]
     if not family.layers:
         return parts
     return [
@@ -190,16 +209,17 @@ def _stack_block(place: StackPlace) -> list[Module]:
 def _attention_part(place: StackPlace, family: AttentionNames, source: int | None) -> list[Module]:
     shape, inner = place.shape, place.shape.width // place.shard.tensor
     first, *others = family.maps
-    joins = not others
+    joins, size = not others, shape.width // shape.heads
+    pair = max(1, shape.pairs // place.shard.tensor) * size
     queries = _column_map(
         place,
         first,
-        (1 + 2 * joins) * inner,
+        inner + 2 * joins * pair,
         bias=shape.biases[0],
         norm=family.norm,
         keeps=True,
         begins=True,
-        turned=(1 + joins) * inner,
+        turned=inner + joins * (inner if shape.spread else pair),
         turn_kernels=10,
         moved=shape.scaled_queries + shape.laid_anew,
     )
@@ -222,6 +242,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         place.tokens,
         shape.width,
         heads=shape.heads,
+        kv_width=size * (shape.heads if shape.spread else shape.pairs),
         causal=shape.causal and source is None,
         keys=source,
         dropout=shape.score_dropout,
@@ -273,7 +294,7 @@ def _column_map(
     tokens = place.tokens if tokens is None else tokens
     s, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
     kept_input = shard.kept_tokens(tokens) * h
-    before = norm_parameters(f"{place.prefix}.{norm}", h) if norm else ()
+    before = weight_and_bias(f"{place.prefix}.{norm}", h, bias=shape.norm_bias) if norm else ()
     weights = _weights(place, name, outputs, h, bias=bias)
     norms, rotary = float(bool(norm) * own * h), shape.rotary_share * turned * s
     return linear(

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-3, GPT-NeoX (Pythia), Phi and OPT with Hugging Face's tensors.
+"""GPT-2, GPT-3, GPT-NeoX (Pythia), Phi, OPT, Bloom, MPT and Falcon with Hugging Face's tensors.
 
 They are decoders of blocks of a stack; the head of GPT shares the token embedding.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from perfmodel.workload.model import Buffers, Workload, sequence_of
@@ -18,7 +19,7 @@ from perfmodel.workload.zoo.layers import (
     ActivationFunction,
     Parameter,
     assemble,
-    norm_parameters,
+    weight_and_bias,
 )
 from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.stack_block import (
@@ -26,7 +27,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.transformer import token_tables, vocabulary_head
+from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabulary_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class DecoderEnds:
     """What a family calls what stands around its blocks.
 
     `embedding`, `positions`: tables of tokens and of positions ("": rotary ones).
+    `embedding_norm`: of embeddings, where these are normalised (Bloom).
     `norm`, `head`: what follows the blocks; `norm_first`: whether the norm is registered before.
     `first_layer`: name of the layer that gathers embeddings; "": that of their table.
     `keeps_rows`: whether mean and deviation of each row count among what the last norm keeps.
@@ -44,6 +46,7 @@ class DecoderEnds:
     norm: str
     head: str = "lm_head"
     positions: str = ""
+    embedding_norm: str = ""
     norm_first: bool = False
     first_layer: str = ""
     keeps_rows: bool = True
@@ -89,7 +92,7 @@ def text_decoder(
     s, block, ends = sequence_length, shape.block, ENDS[shape.ends]
     h = block.width
     check_shard(
-        shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
+        shard, SharedSizes(name, block.heads, block.pairs, block.mlp_width, shape.vocabulary, s)
     )
     tables: tuple[Parameter, ...] = (
         (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
@@ -105,8 +108,9 @@ def text_decoder(
         indexed=len(tables),
         shard=shard,
     )
+    norms = [last_norm(ends.embedding_norm, s, h, shard=shard)] if ends.embedding_norm else []
     blocks, ordered = stack_blocks(ends.blocks, shape.layers, block, s, shard=shard)
-    norm = norm_parameters(ends.norm, h)
+    norm = weight_and_bias(ends.norm, h, bias=block.norm_bias)
     last = vocabulary_head(
         ends.head,
         s,
@@ -124,13 +128,18 @@ def text_decoder(
     frequencies = int(h // block.heads * block.rotary_share) // 2
     return assemble(
         name,
-        [first, *blocks, last],
+        [first, *norms, *blocks, last],
         dtype=dtype,
         sample=sequence_of(s),
         source=source,
         input_elements=s,
         output_elements=s * shape.vocabulary,
-        registered=[*first.parameters, *order, *rest],
+        registered=[
+            *first.parameters,
+            *chain.from_iterable(part.parameters for part in norms),
+            *order,
+            *rest,
+        ],
         buffers=((Buffers("fp32", 2, 2 * 4 * frequencies),)) * bool(frequencies),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * h),

@@ -30,6 +30,12 @@ def decoder(model_type: str, **more: Any) -> dict[str, Any]:
     return sized(model_type, **{"num_key_value_heads": 4, **more})
 
 
+def falcon(**more: Any) -> dict[str, Any]:
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    fields = {**sized("falcon", **ids), **more}
+    return {name: value for name, value in fields.items() if name != "intermediate_size"}
+
+
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {
     "n_routed_experts": 8,
@@ -166,6 +172,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         rotary_pct=1.0,
         tie_word_embeddings=True,
     ),
+    "bloom": sized("bloom", hidden_dropout=0.1),
+    "bloom, by its own names": {
+        "model_type": "bloom",
+        "n_embed": 96,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 400,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "falcon": falcon(),
+    "falcon, own keys": falcon(multi_query=False, ffn_hidden_size=96),
+    "falcon, newer": falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon, newer, one norm": falcon(
+        new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "mpt": {
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "vocab_size": 400,
+        "attn_config": {"attn_impl": "torch", "alibi": True},
+    },
     "phi": sized("phi", resid_pdrop=0.1),
     "phi, not dropped out": sized(
         "phi",

@@ -122,6 +122,11 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "minimax_m2", "rotary_dim": 129}, "rotary_dim", "at most 128"),
         ({"model_type": "minimax_m2", "head_dim": None}, "head_dim", "whole number"),
         ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm", "true"),
+        ({"model_type": "falcon", "alibi": True}, "alibi", "false"),
+        ({"model_type": "falcon", "num_kv_heads": 3}, "num_kv_heads", "divisor of 4"),
+        ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn", "1"),
+        ({"model_type": "bloom", "n_head": 5}, "n_head", "divisor of 64"),
+        ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv", "none"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

@@ -89,6 +89,8 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "glm4",
         "cohere",
         "cohere2",
+        "falcon, own keys",
+        "falcon, newer",
         "olmo",
         "olmo2",
         "starcoder2",
@@ -210,7 +212,7 @@ def test_text_models_of_families_that_see(kind: str, flat: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "kind", ["falcon", "dbrx", "gptj", "bloom", "mpt", "qwen3_next", "mamba", "mamba2"]
+    "kind", ["dbrx", "gptj", "codegen", "deepseek_v4", "qwen3_next", "mamba", "mamba2"]
 )
 def test_families_that_the_zoo_has_not_name_the_command_that_takes_them(
     kind: str, tmp_path: Path

@@ -28,6 +28,7 @@ NARROWED = frozenset(
         torch.addmm,
         torch.bmm,
         torch.baddbmm,
+        torch.Tensor.baddbmm,
         functional.scaled_dot_product_attention,
     }
 )
