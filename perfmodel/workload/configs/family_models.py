@@ -22,6 +22,7 @@ from perfmodel.workload.configs.family import (
     rotary_share,
 )
 from perfmodel.workload.zoo import bert, t5
+from perfmodel.workload.zoo.bart import BART_BLOCK, BartShape, bart
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_stack import (
     ClipShape,
@@ -154,8 +155,8 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     )
 
 
-OPT_OFFSET = 2
-"""Rows of the table of positions before the first (``OPTLearnedPositionalEmbedding``)."""
+POSITION_OFFSET = 2
+"""Rows of the table of positions before the first (``OPTLearnedPositionalEmbedding``, BART's)."""
 
 
 def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -178,7 +179,7 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         scaled_queries=True,
     )
     return replace(
-        _decoder(name, config, block, {**family.shape, "positions": positions + OPT_OFFSET}),
+        _decoder(name, config, block, {**family.shape, "positions": positions + POSITION_OFFSET}),
         default=positions,
         longest=positions,
     )
@@ -351,8 +352,26 @@ def _image_faults(config: Any, section: str = "") -> list[Fault]:
     ]
 
 
-def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
-    """Return the model of a configuration of Whisper."""
+def bart_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of BART."""
+    encoder, decoder = _both_blocks(config, BART_BLOCK)
+    shape = BartShape(
+        config.encoder_layers,
+        encoder,
+        config.decoder_layers,
+        decoder,
+        config.vocab_size,
+        config.max_position_embeddings + POSITION_OFFSET,
+    )
+    longest = config.max_position_embeddings
+    return Buildable(name, partial(bart, name, shape=shape), longest, longest=longest)
+
+
+def _both_blocks(config: SimpleNamespace, usual: StackShape) -> tuple[StackShape, StackShape]:
+    """Return the blocks of an encoder and a decoder; `usual`: what blocks of all sizes have.
+
+    Raises `InputError`: heads that do not divide the width.
+    """
     raise_faults(
         chain.from_iterable(
             divides(config.d_model, getattr(config, field), field, "d_model")
@@ -360,7 +379,7 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
         )
     )
     encoder = replace(
-        WHISPER_BLOCK,
+        usual,
         width=config.d_model,
         heads=config.encoder_attention_heads,
         mlp_width=config.encoder_ffn_dim,
@@ -369,17 +388,23 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
         inner_dropout=is_on(config.activation_dropout),
         score_dropout=is_on(config.attention_dropout),
     )
+    return encoder, replace(
+        encoder,
+        heads=config.decoder_attention_heads,
+        mlp_width=config.decoder_ffn_dim,
+        names=BLOCK_NAMES["whisper-decoder"],
+        causal=True,
+    )
+
+
+def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of Whisper."""
+    encoder, decoder = _both_blocks(config, WHISPER_BLOCK)
     shape = WhisperShape(
         config.encoder_layers,
         encoder,
         config.decoder_layers,
-        replace(
-            encoder,
-            heads=config.decoder_attention_heads,
-            mlp_width=config.decoder_ffn_dim,
-            names=BLOCK_NAMES["whisper-decoder"],
-            causal=True,
-        ),
+        decoder,
         config.vocab_size,
         config.num_mel_bins,
         config.max_source_positions,

@@ -335,6 +335,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "bert": family_models.bert_model,
     "distilbert": family_models.distilbert_model,
     "t5": family_models.t5_model,
+    "bart": family_models.bart_model,
     "vit": family_models.vit_model,
     "clip": family_models.clip_model,
     "whisper": family_models.whisper_model,

@@ -1,4 +1,4 @@
-"""A block that normalises layers first: attention, attention to a source, feed-forward.
+"""A block that normalises first or last: attention, attention to a source, feed-forward.
 
 GPT-NeoX, Phi, OPT, ViT, CLIP and Whisper have it, under names of their own. Normalisations are
 layer norms with a bias, each one kernel.
@@ -99,6 +99,7 @@ class StackShape:
         and of norms.
     `wide_scores`: whether softmax is in fp32 in any precision, where attention is not fused.
     `rotary_share`: of a head's elements, which positions turn.
+    `late_norms`: whether a part's norm is of its sum with the stream, not of what it reads (BART).
     `parallel`: whether attention and feed-forward part both read what the block begins with.
     `scaled_queries`: whether queries are scaled by an operation of their own (Whisper, OPT).
     `laid_anew`: whether heads are laid out anew before attention (Whisper).
@@ -121,6 +122,7 @@ class StackShape:
     norm_bias: bool = True
     wide_scores: bool = True
     rotary_share: float = 0.0
+    late_norms: bool = False
     parallel: bool = False
     scaled_queries: bool = False
     laid_anew: bool = False
@@ -190,7 +192,14 @@ def _stack_block(place: StackPlace) -> list[Module]:
             keeps=bool(family.norm),
             begins=begins,
         ),
-        _to_stream(place, family.narrow, wide, bias=shape.mlp_bias, function=shape.activation),
+        _to_stream(
+            place,
+            family.narrow,
+            wide,
+            bias=shape.mlp_bias,
+            norm=family.norm,
+            function=shape.activation,
+        ),
     ]
     if family.early_norm:  # gradients of both norms come last
         (first, *rest, widen, narrow), norm = parts, parts[-2].parameters[:2]
@@ -252,7 +261,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         if shape.held is None
         else shape.held,
     )
-    output = _to_stream(place, family.output, inner, bias=shape.output_bias)
+    output = _to_stream(place, family.output, inner, bias=shape.output_bias, norm=family.norm)
     return [queries, *pairs, attended, output]
 
 
@@ -294,6 +303,7 @@ def _column_map(
     tokens = place.tokens if tokens is None else tokens
     s, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
     kept_input = shard.kept_tokens(tokens) * h
+    norm = "" if shape.late_norms else norm
     before = weight_and_bias(f"{place.prefix}.{norm}", h, bias=shape.norm_bias) if norm else ()
     weights = _weights(place, name, outputs, h, bias=bias)
     norms, rotary = float(bool(norm) * own * h), shape.rotary_share * turned * s
@@ -323,30 +333,39 @@ def _to_stream(
     inputs: int,
     *,
     bias: bool,
+    norm: str,
     function: ActivationFunction | None = None,
 ) -> Module:
-    """Map, after an activation function if there is one, dropped out and added; cut by rows."""
+    """Map, after an activation function if there is one, dropped out and added; cut by rows.
+
+    `norm`: of the sum, where norms are late.
+    """
     shape, shard, h = place.shape, place.shard, place.shape.width
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens) * h
-    weights = _weights(place, name, h, inputs, bias=bias)
+    weights, late = _weights(place, name, h, inputs, bias=bias), shape.late_norms
+    after = weight_and_bias(f"{place.prefix}.{norm}", h) if late else ()
     inner, drops = s * inputs, shape.inner_dropout and function is not None
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
+    rows = float(NORM_BYTES * late * shard.stream_tokens(place.tokens))
     function = function or NO_FUNCTION
     return linear(
         f"{place.prefix}.{name}",
         s,
         inputs,
         h,
-        parameters=weights,
+        parameters=weights + after,
+        ready=names(after) + names_reversed(weights),
+        norm_elements=float(late * NORM_PASSES * stream),
         vector_elements=(function.passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
         fused_elements=float(
-            bool(function.passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream
+            bool(function.passes) * ACTIVATION_PASSES * inner
+            + (JOIN_PASSES + late * FUSED_NORM_PASSES) * stream
         ),
         saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner),
-        stream_elements=float(function.wide * inner),
-        saved_bytes=masks,
-        kernels=2 + shape.dropout + drops + function.kernels,
-        fused_kept=Kept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None,
-        calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
+        stream_elements=float(function.wide * inner + late * stream),
+        saved_bytes=masks + rows,
+        kernels=2 + shape.dropout + drops + late + function.kernels,
+        fused_kept=Kept(2.0 * inner, late * stream, masks + rows) if function.kernels > 1 else None,
+        calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:] + after)),
     )

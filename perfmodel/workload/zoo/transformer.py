@@ -245,7 +245,7 @@ def vocabulary_head(
     biased: bool = False,
     keeps_rows: bool = True,
 ) -> Module:
-    """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it.
+    """Last norm, if there is one, logits and loss of a rank's part of the vocabulary, or of all.
 
     `tied`: whether the weight is that of the embedding, in whose backward its gradient is ready.
     `biased`: whether there is a bias.
@@ -257,7 +257,7 @@ def vocabulary_head(
     own_words = padded // shard.tensor
     head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
     scored = rows * (own_words if shard.parallel_loss else padded)
-    kept_input = shard.kept_tokens(tokens) * width
+    kept_input, normed = shard.kept_tokens(tokens) * width, bool(norm) * own * width
     return linear(
         name,
         rows,
@@ -265,15 +265,17 @@ def vocabulary_head(
         own_words,
         parameters=norm + head,
         ready=names_reversed(head) + names(norm),
-        norm_elements=float(NORM_PASSES * own * width),
+        norm_elements=float(normed * NORM_PASSES),
         vector_elements=float(LOSS_PASSES * scored),
         wide_elements=float(LOSS_PASSES * scored),
-        fused_elements=float(FUSED_NORM_PASSES * own * width + FUSED_LOSS_PASSES * scored),
+        fused_elements=float(FUSED_NORM_PASSES * normed + FUSED_LOSS_PASSES * scored),
         saved_elements=float(kept_input),
-        stream_elements=float(own * width + (not wide_loss) * scored),
-        saved_bytes=float(keeps_rows * NORM_BYTES * own + wide_loss * WIDE_BYTES * scored),
-        kernels=5,
-        fused_kept=Kept(float(kept_input + scored), float(own * width)),
+        stream_elements=float(normed + (not wide_loss) * scored),
+        saved_bytes=float(
+            keeps_rows * bool(norm) * NORM_BYTES * own + wide_loss * WIDE_BYTES * scored
+        ),
+        kernels=4 + bool(norm),
+        fused_kept=Kept(float(kept_input + scored), float(normed)),
         calls=column_calls(shard, rows * width)
         + loss_calls(shard, rows, padded)
         + norm_calls(shard, numels(norm)),

@@ -127,6 +127,7 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn", "1"),
         ({"model_type": "bloom", "n_head": 5}, "n_head", "divisor of 64"),
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv", "none"),
+        ({"model_type": "bart", "tie_word_embeddings": False}, "tie_word_embeddings", "true"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

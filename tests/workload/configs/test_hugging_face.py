@@ -82,6 +82,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "vit",
         "clip",
         "whisper",
+        "bart",
         "qwen3",
         "t5",
         "llama, wide heads",

@@ -1,0 +1,102 @@
+"""BART with Hugging Face's tensors: encoder and decoder that normalise last, and share a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import raise_faults
+from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Workload, sequence_of
+from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    DROPOUT_PASSES,
+    MASK_BYTES,
+    Module,
+    Parameter,
+    assemble,
+    with_work,
+)
+from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape, stack_blocks
+from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabulary_head
+
+BART_BLOCK = StackShape(
+    0, 0, 0, BLOCK_NAMES["whisper-encoder"], wide_scores=False, late_norms=True, held=0.0
+)
+"""What blocks of all sizes have in common."""
+TABLE = "model.shared.weight"
+NOTE = "The decoder predicts as many tokens as the encoder reads."
+
+
+@dataclass(frozen=True, slots=True)
+class BartShape:
+    """Both stacks, words, and rows of the table of positions that each has."""
+
+    encoder_layers: int
+    encoder: StackShape
+    decoder_layers: int
+    decoder: StackShape
+    vocabulary: int
+    positions: int
+
+
+def bart(
+    name: str, *, dtype: str, sequence_length: int, shape: BartShape, shard: Shard = WHOLE
+) -> Workload:
+    """Encoder and decoder of `sequence_length` tokens each.
+
+    Raises `InputError`: a share of it, which nobody's library has.
+    """
+    s, h = sequence_length, shape.encoder.width
+    raise_faults(shard_faults(shard) or whole_faults(shard, name, "its encoder is not split"))
+    table: Parameter = (TABLE, (shape.vocabulary, h))
+    encoder, first = _stack("encoder", shape.encoder_layers, shape.encoder, shape, s, None)
+    decoder, second = _stack("decoder", shape.decoder_layers, shape.decoder, shape, s, s)
+    # the gradient of the table is complete when the encoder's use of it is done
+    gathered = encoder[0]
+    encoder[0] = replace(
+        gathered, parameters=(table, *gathered.parameters), ready=(*gathered.ready, TABLE)
+    )
+    head = vocabulary_head(
+        "lm_head", s, h, shape.vocabulary, norm=(), tied=True, wide_loss=True, shard=WHOLE
+    )
+    return assemble(
+        name,
+        [*encoder, *decoder, head],
+        dtype=dtype,
+        sample=sequence_of(s),
+        source="Hugging Face BartForConditionalGeneration; Lewis et al. 2019, arXiv 1910.13461",
+        input_elements=2 * s,
+        output_elements=s * shape.vocabulary,
+        registered=[table, *first, *second],
+        buffers=(Buffers("fp32", 1, 4 * shape.vocabulary),),  # a bias of logits
+        notes=(NOTE,),
+        shard=shard,
+    )
+
+
+def _stack(
+    stack: str, layers: int, block: StackShape, shape: BartShape, s: int, source: int | None
+) -> tuple[list[Module], list[Parameter]]:
+    """Parts in the order of forward, and parameters but the shared table in that of registration.
+
+    Embeddings are scaled, added to positions, normalised and dropped out.
+    """
+    root, h, elements = f"model.{stack}", block.width, s * block.width
+    tables: tuple[Parameter, ...] = (
+        (TABLE, (shape.vocabulary, h)),
+        (f"{root}.embed_positions.weight", (shape.positions, h)),
+    )
+    first = token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2)
+    scaled = first.layer.vector_bytes + ELEMENT_BYTES * ACTIVATION_PASSES * elements
+    first = with_work(first, vector_bytes=scaled, kernels=first.layer.kernels + 1)
+    first = replace(first, parameters=tables[1:], ready=(tables[1][0],))
+    norm = last_norm(f"{root}.layernorm_embedding", s, h)
+    dropped = ELEMENT_BYTES * block.dropout * DROPOUT_PASSES * elements
+    norm = with_work(
+        norm,
+        vector_bytes=norm.layer.vector_bytes + dropped,
+        saved_bytes=norm.layer.saved_bytes + MASK_BYTES * block.dropout * elements,
+        kernels=1 + block.dropout,
+    )
+    blocks, ordered = stack_blocks(f"{root}.layers", layers, block, s, source=source)
+    return [first, norm, *blocks], [*tables[1:], *ordered, *norm.parameters]
