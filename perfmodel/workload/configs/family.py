@@ -78,7 +78,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "hidden_size intermediate_size num_attention_heads moe_intermediate_size "
             "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
-            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins "
+            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
             "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
         ),
     ),
@@ -104,7 +104,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Rate | None, "attention_dropout"),
-    (Nothing, "layerdrop encoder_layerdrop decoder_layerdrop"),
+    (Nothing, "drop_path_rate layerdrop encoder_layerdrop decoder_layerdrop"),
     (Share | None, "partial_rotary_factor rotary_pct"),
     (float | None, "final_logit_softcapping attn_logit_softcapping"),
     (RopeParameters | None, "rope_parameters"),
@@ -112,14 +112,14 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Switch,
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
-            "new_decoder_architecture multi_query use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+            "new_decoder_architecture multi_query use_mask_token use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
         ),
     ),
     (
         Literal[False],
         (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
-            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias"
+            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias use_swiglu_ffn"
         ),
     ),
     (

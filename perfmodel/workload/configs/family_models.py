@@ -281,17 +281,18 @@ def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Bui
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of ViT: a classifier, or the encoder with a pooler."""
+    """Return the model of a configuration of ViT or DINOv2: a classifier, or the encoder alone."""
     raise_faults(_image_faults(config))
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
-        config.intermediate_size,
-        BLOCK_NAMES["vit"],
+        config.intermediate_size or config.hidden_size * config.mlp_ratio,
+        BLOCK_NAMES[config.names],
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout_prob),
         score_dropout=is_on(config.attention_probs_dropout_prob),
         biases=(config.qkv_bias,) * 3,
+        **family.block,
     )
     # a classifier has two labels, where none are stated
     classes = len(config.id2label) if config.id2label else config.num_labels or 2
@@ -303,6 +304,8 @@ def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         channels=config.num_channels,
         classes=classes if config.head == family.name else None,
         pooled=config.pooler_output_size,
+        names=config.names,
+        masked=config.use_mask_token,
     )
     return Buildable(name, partial(vit, name, shape=shape), config.image_size, "image")
 

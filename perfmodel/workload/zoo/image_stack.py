@@ -49,6 +49,8 @@ class ImageShape:
     """Layers, size of a patch and of an image, channels of it, and the sizes of a block.
 
     `classes`: of the classifier; None: a pooler of `pooled` elements instead (``ViTModel``).
+    `names`: of the family. DINOv2's classifier reads the mean of all patches, too, and has no
+        pooler; `masked`: whether there is a token for patches left out, which nobody leaves out.
     """
 
     layers: int
@@ -58,6 +60,8 @@ class ImageShape:
     channels: int = 3
     classes: int | None = 1000
     pooled: int | None = None
+    names: str = "vit"
+    masked: bool = False
 
 
 def _vit(layers: int, width: int, heads: int, patch: int, image: int) -> ImageShape:
@@ -144,7 +148,7 @@ def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = No
     Raises `InputError`: the image size is no multiple of the patch.
     """
     shape = shape or VIT_SHAPES[name]
-    root = "vit." if shape.classes is not None else ""
+    root, own_pool = f"{shape.names}." * (shape.classes is not None), shape.names == "vit"
     h, tokens = shape.block.width, image_tokens(shape, image_size)
     table: tuple[Parameter, ...] = (
         (f"{root}embeddings.cls_token", (1, 1, h)),
@@ -154,25 +158,54 @@ def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = No
     joined = class_and_positions(
         f"{root}embeddings", table, tokens, h, dropout=shape.block.dropout, indexed=False
     )
-    blocks, ordered = stack_blocks(f"{root}layers", shape.layers, shape.block, tokens)
-    norm = last_norm(f"{root}layernorm", tokens, h, kept_result=True)
-    head = _head(shape)
+    mask: tuple[Parameter, ...] = ((f"{root}embeddings.mask_token", (1, h)),) * shape.masked
+    path = f"{root}layers" if own_pool else f"{root}encoder.layer"
+    blocks, ordered = stack_blocks(path, shape.layers, shape.block, tokens)
+    norm = last_norm(f"{root}layernorm", tokens, h, kept_result=own_pool)
+    heads = [_head(shape, tokens)] if own_pool or shape.classes is not None else []
     return assemble(
         name,
-        [first, joined, *blocks, norm, head],
+        [first, joined, *blocks, norm, *heads],
         dtype=dtype,
         sample=Sample("image", is_image=True),
-        source="Hugging Face ViTForImageClassification; Dosovitskiy et al. 2020, arXiv 2010.11929",
+        source=SOURCES[shape.names],
         input_elements=float(shape.channels * image_size**2),
         output_elements=shape.classes or h,
-        registered=[*table, *first.parameters, *ordered, *norm.parameters, *head.parameters],
+        registered=[
+            table[0],
+            *mask,
+            table[1],
+            *first.parameters,
+            *ordered,
+            *norm.parameters,
+            *(parameter for head in heads for parameter in head.parameters),
+        ],
         stream_elements=float(tokens * h),
     )
 
 
-def _head(shape: ImageShape) -> Module:
+SOURCES = {
+    "vit": "Hugging Face ViTForImageClassification; Dosovitskiy et al. 2020, arXiv 2010.11929",
+    "dinov2": "Hugging Face Dinov2ForImageClassification; Oquab et al. 2023, arXiv 2304.07193",
+}
+
+
+def _head(shape: ImageShape, tokens: int) -> Module:
     """Map the token of the class: to classes, or to as many elements, through tanh."""
     h = shape.block.width
+    if shape.names == "dinov2" and shape.classes is not None:
+        own = weight_and_bias("classifier", shape.classes, 2 * h)
+        means = float(tokens * h)
+        return linear(
+            "classifier",
+            1,
+            2 * h,
+            shape.classes,
+            parameters=own,
+            vector_elements=means,
+            saved_elements=float(2 * h),
+            kernels=3,
+        )
     if shape.classes is not None:
         own = weight_and_bias("classifier", shape.classes, h)
         return linear("classifier", 1, h, shape.classes, parameters=own)

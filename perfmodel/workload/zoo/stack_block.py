@@ -61,6 +61,7 @@ class BlockNames:
     `early_norm`: whether that norm is run before attention, beside the one before it (Falcon).
     `source`: of attention to another stack, where a block has it.
     `layers`: of its layers, where these are not called as its modules are.
+    `scales`: of gains of what attention and the feed-forward part add to the stream (DINOv2).
     `transposed`: whether a weight's inputs stand before its outputs (GPT-2).
     """
 
@@ -71,6 +72,7 @@ class BlockNames:
     registered: Sequence[str]
     source: AttentionNames | None = None
     layers: Sequence[str] = ()
+    scales: Sequence[str] = ("", "")
     transposed: bool = False
     early_norm: bool = False
 
@@ -198,6 +200,7 @@ def _stack_block(place: StackPlace) -> list[Module]:
             wide,
             bias=shape.mlp_bias,
             norm=family.norm,
+            scale=family.scales[1],
             function=shape.activation,
         ),
     ]
@@ -261,7 +264,14 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         if shape.held is None
         else shape.held,
     )
-    output = _to_stream(place, family.output, inner, bias=shape.output_bias, norm=family.norm)
+    output = _to_stream(
+        place,
+        family.output,
+        inner,
+        bias=shape.output_bias,
+        norm=family.norm,
+        scale=shape.names.scales[0],
+    )
     return [queries, *pairs, attended, output]
 
 
@@ -334,16 +344,19 @@ def _to_stream(
     *,
     bias: bool,
     norm: str,
+    scale: str,
     function: ActivationFunction | None = None,
 ) -> Module:
     """Map, after an activation function if there is one, dropped out and added; cut by rows.
 
-    `norm`: of the sum, where norms are late.
+    `norm`: of the sum, where norms are late. `scale`: gain of what is added; "": it has none.
     """
     shape, shard, h = place.shape, place.shard, place.shape.width
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens) * h
     weights, late = _weights(place, name, h, inputs, bias=bias), shape.late_norms
     after = weight_and_bias(f"{place.prefix}.{norm}", h) if late else ()
+    gain: tuple[Parameter, ...] = ((f"{place.prefix}.{scale}", (h,)),) if scale else ()
+    scaled = bool(scale) * stream
     inner, drops = s * inputs, shape.inner_dropout and function is not None
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
     rows = float(NORM_BYTES * late * shard.stream_tokens(place.tokens))
@@ -353,19 +366,20 @@ def _to_stream(
         s,
         inputs,
         h,
-        parameters=weights + after,
-        ready=names(after) + names_reversed(weights),
+        parameters=weights + gain + after,
+        ready=names(after) + names(gain) + names_reversed(weights),
         norm_elements=float(late * NORM_PASSES * stream),
         vector_elements=(function.passes + drops * DROPOUT_PASSES) * inner
-        + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
+        + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream
+        + ACTIVATION_PASSES * scaled,
         fused_elements=float(
             bool(function.passes) * ACTIVATION_PASSES * inner
             + (JOIN_PASSES + late * FUSED_NORM_PASSES) * stream
         ),
-        saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner),
+        saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner + scaled),
         stream_elements=float(function.wide * inner + late * stream),
         saved_bytes=masks + rows,
-        kernels=2 + shape.dropout + drops + late + function.kernels,
+        kernels=2 + shape.dropout + drops + late + bool(scale) + function.kernels,
         fused_kept=Kept(2.0 * inner, late * stream, masks + rows) if function.kernels > 1 else None,
-        calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:] + after)),
+        calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:] + gain + after)),
     )

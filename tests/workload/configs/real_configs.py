@@ -269,6 +269,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "patch_size": 8,
         "pooler_output_size": 32,
     },
+    "dinov2": {
+        "model_type": "dinov2",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "attention_probs_dropout_prob": 0.1,
+        "image_size": PIXELS,
+        "patch_size": 16,
+    },
+    "dinov2, encoder": {
+        "model_type": "dinov2",
+        "architectures": ["Dinov2Model"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "mlp_ratio": 3,
+        "qkv_bias": False,
+        "use_mask_token": False,
+        "image_size": PIXELS,
+        "patch_size": 8,
+    },
     "clip": {
         "model_type": "clip",
         "projection_dim": 32,
@@ -296,6 +317,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Each says something that its family need not have."""
 
+IMAGES = ("vit", "dinov2")
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
@@ -338,7 +360,7 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
     kind = CONFIGS[label]["model_type"]
     words = torch.zeros(BATCH, tokens, dtype=torch.long)
     image = torch.zeros(BATCH, 3, PIXELS, PIXELS)
-    if kind == "vit":
+    if kind in IMAGES:
         return {"pixel_values": image}
     if kind == "clip":
         return {"input_ids": words[:, :77], "pixel_values": image, "return_loss": True}

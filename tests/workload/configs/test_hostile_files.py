@@ -128,6 +128,7 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "bloom", "n_head": 5}, "n_head", "divisor of 64"),
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv", "none"),
         ({"model_type": "bart", "tie_word_embeddings": False}, "tie_word_embeddings", "true"),
+        ({"model_type": "dinov2", "use_swiglu_ffn": True}, "use_swiglu_ffn", "false"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

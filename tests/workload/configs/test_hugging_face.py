@@ -80,6 +80,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     [
         "gpt_neox",
         "vit",
+        "dinov2",
         "clip",
         "whisper",
         "bart",
