@@ -68,7 +68,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
             "sliding_window_pattern no_rope_layer_interval decoder_sparse_step "
-            "interleave_moe_layer_step"
+            "interleave_moe_layer_step global_attn_every_n_layers"
         ),
     ),
     (Layers | None, "num_decoder_layers"),
@@ -87,7 +87,11 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size "
         "rotary_dim",
     ),
-    (Tokens, "max_position_embeddings n_positions max_source_positions max_target_positions"),
+    (
+        Tokens,
+        "max_position_embeddings n_positions max_source_positions max_target_positions "
+        "local_attention",
+    ),
     (Window | None, "sliding_window pad_token_id"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
     (ExpertCount | None, "n_shared_experts n_group topk_group"),
@@ -104,7 +108,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Rate | None, "attention_dropout"),
-    (Nothing, "drop_path_rate layerdrop encoder_layerdrop decoder_layerdrop"),
+    (Nothing, "mlp_dropout drop_path_rate layerdrop encoder_layerdrop decoder_layerdrop"),
     (Share | None, "partial_rotary_factor rotary_pct"),
     (float | None, "final_logit_softcapping attn_logit_softcapping"),
     (RopeParameters | None, "rope_parameters"),
@@ -112,25 +116,26 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Switch,
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
-            "new_decoder_architecture multi_query use_mask_token use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+            "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
         ),
     ),
     (
         Literal[False],
         (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
-            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias use_swiglu_ffn"
+            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias use_swiglu_ffn "
+            "classifier_bias sparse_prediction"
         ),
     ),
     (
         Literal[True],
         "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi parallel_attn",
     ),
-    (Literal[1, 2, None], "num_ln_in_parallel_attn"),
+    (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
     (Literal[4], "expansion_ratio"),
     (Literal["multihead_attention"], "attn_type"),
     (None, "clip_qkv"),
-    (Gate, "hidden_act"),
+    (Gate, "hidden_act classifier_activation"),
     (Gate | None, "hidden_activation"),
     (Function, "activation_function activation"),
     (Literal["greedy", "group_limited_greedy"], "topk_method"),

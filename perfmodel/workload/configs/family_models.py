@@ -30,7 +30,7 @@ from perfmodel.workload.zoo.image_stack import (
     clip,
     vit,
 )
-from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.layers import ACTIVATIONS, GATED
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
 from perfmodel.workload.zoo.text_decoder import (
     GptShape,
@@ -153,6 +153,36 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     return _decoder(
         name, config, block, {**family.shape, "embedding_dropout": is_on(config.embd_pdrop)}
     )
+
+
+def modernbert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of ModernBERT."""
+    layers, kinds = range(config.num_hidden_layers), config.layer_types
+    every, half = config.global_attn_every_n_layers, config.local_attention // 2
+    found, allowed = f"{len(kinds or ())} values", f"one value for each of the {len(layers)} layers"
+    odd = kinds is not None and len(kinds) != len(layers)
+    raise_faults(
+        heads_divide(config.hidden_size, config.num_attention_heads)
+        + failed((odd, "layer_types", found, allowed))
+    )
+    slides = [kind == "sliding_attention" for kind in kinds or ()] or [at % every for at in layers]
+    block = StackShape(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size,
+        BLOCK_NAMES["modernbert"],
+        activation=GATED,
+        gated=True,
+        biases=(config.attention_bias,) * 3,
+        output_bias=config.attention_bias,
+        mlp_bias=config.mlp_bias,
+        norm_bias=config.norm_bias,
+        rotary_share=1.0,
+        held=2.0,
+        bare_first=True,
+        windows=tuple(2 * half + 1 if each else None for each in slides),
+    )
+    return _decoder(name, config, block, {**family.shape, "biased_head": config.decoder_bias})
 
 
 POSITION_OFFSET = 2

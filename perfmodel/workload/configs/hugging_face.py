@@ -333,6 +333,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "falcon": family_models.falcon_model,
     "opt": family_models.opt_model,
     "bert": family_models.bert_model,
+    "modernbert": family_models.modernbert_model,
     "distilbert": family_models.distilbert_model,
     "t5": family_models.t5_model,
     "bart": family_models.bart_model,

@@ -114,7 +114,8 @@ class Attention:
     `kv_heads` < `heads`: grouped queries share keys and values.
     `causal`: half of the scores are masked, which a fused kernel skips.
     `keys`: tokens that are looked at, where they are not the same (cross attention).
-    `window`: tokens that a causal query sees at most (sliding window).
+    `window`: tokens that a query sees at most (sliding window), half of them after it where not
+        causal.
     `blocks`: parts of the keys, each a kernel of its own (ring attention).
     `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
     `value_head_size`: of a value and of the result, where it is not that of queries and keys.
@@ -146,11 +147,13 @@ class Attention:
     def seen_keys(self) -> float:
         """Tokens that a query sees, on average: half of those before it where causal.
 
-        With a window w of s tokens, the first w queries see w / 2 and the others w. The last t of s
-        tokens see s - t / 2.
+        With a window w of s tokens, the first w queries see w / 2 and the others w; where not
+        causal, w / 2 on either side see 3 / 4 w. The last t of s tokens see s - t / 2.
         """
         if self.window is not None and self.window < self.all_keys:
-            return self.window * (1 - self.window / (2 * self.all_keys) * (not self.last))
+            return self.window * (
+                1 - self.window / ((4 - 2 * self.causal) * self.all_keys) * (not self.last)
+            )
         if self.causal and self.last:
             return self.all_keys - self.tokens / 2
         return self.all_keys * (0.5 if self.causal else 1.0)

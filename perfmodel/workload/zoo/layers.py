@@ -53,6 +53,9 @@ class ActivationFunction:
 ONE_KERNEL = ActivationFunction()
 """Keeps its input; the next map keeps its result."""
 
+GATED = ActivationFunction(passes=5, kernels=2, saved=4)
+"""A function of one half (read and written), times the other; keeps both, its result and theirs."""
+
 ACTIVATIONS: Mapping[str, ActivationFunction] = {
     **dict.fromkeys(("gelu", "gelu_pytorch_tanh", "silu", "swish"), ONE_KERNEL),
     # its backward reads the result alone

@@ -102,6 +102,9 @@ class StackShape:
     `wide_scores`: whether softmax is in fp32 in any precision, where attention is not fused.
     `rotary_share`: of a head's elements, which positions turn.
     `late_norms`: whether a part's norm is of its sum with the stream, not of what it reads (BART).
+    `bare_first`: whether the first block's attention reads the stream without a norm (ModernBERT).
+    `gated`: whether a half of what the first map of the feed-forward part puts out gates the other.
+    `windows`: tokens that a query of each block sees at most; None: all, in all blocks.
     `parallel`: whether attention and feed-forward part both read what the block begins with.
     `scaled_queries`: whether queries are scaled by an operation of their own (Whisper, OPT).
     `laid_anew`: whether heads are laid out anew before attention (Whisper).
@@ -125,6 +128,9 @@ class StackShape:
     wide_scores: bool = True
     rotary_share: float = 0.0
     late_norms: bool = False
+    bare_first: bool = False
+    gated: bool = False
+    windows: tuple[int | None, ...] | None = None
     parallel: bool = False
     scaled_queries: bool = False
     laid_anew: bool = False
@@ -143,6 +149,7 @@ class StackPlace:
     """A block: its path, the tokens of one sample, its sizes, and which part a rank holds.
 
     `source`: tokens of the other stack that this one attends to; None: it attends to itself alone.
+    `window`: tokens that a query sees at most.
     `first`: whether it is the first block. Its maps keep the source for those of all blocks.
     """
 
@@ -152,6 +159,7 @@ class StackPlace:
     shard: Shard = WHOLE
     source: int | None = None
     first: bool = True
+    window: int | None = None
 
 
 def stack_blocks(
@@ -168,8 +176,8 @@ def stack_blocks(
     `path`: of the list of blocks. `source`: tokens of the stack that they attend to as well.
     """
     places = [
-        StackPlace(f"{path}.{number}", tokens, shape, shard, source, first=number == 0)
-        for number in range(layers)
+        StackPlace(f"{path}.{number}", tokens, shape, shard, source, number == 0, window)
+        for number, window in zip(range(layers), shape.windows or [None] * layers, strict=True)
     ]
     blocks, start = [_stack_block(place) for place in places], path.count(".") + 2
     return [*chain.from_iterable(blocks)], [
@@ -188,7 +196,7 @@ def _stack_block(place: StackPlace) -> list[Module]:
         _column_map(
             place,
             family.widen,
-            wide,
+            (1 + shape.gated) * wide,
             bias=shape.mlp_bias,
             norm=family.norm,
             keeps=bool(family.norm),
@@ -228,7 +236,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         first,
         inner + 2 * joins * pair,
         bias=shape.biases[0],
-        norm=family.norm,
+        norm="" if place.first and shape.bare_first else family.norm,
         keeps=True,
         begins=True,
         turned=inner + joins * (inner if shape.spread else pair),
@@ -257,6 +265,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         kv_width=size * (shape.heads if shape.spread else shape.pairs),
         causal=shape.causal and source is None,
         keys=source,
+        window=place.window,
         dropout=shape.score_dropout,
         wide_scores=shape.wide_scores,
         shard=place.shard,
@@ -380,6 +389,8 @@ def _to_stream(
         stream_elements=float(function.wide * inner + late * stream),
         saved_bytes=masks + rows,
         kernels=2 + shape.dropout + drops + late + bool(scale) + function.kernels,
-        fused_kept=Kept(2.0 * inner, late * stream, masks + rows) if function.kernels > 1 else None,
+        fused_kept=Kept((2.0 + shape.gated) * inner, late * stream, masks + rows)
+        if function.kernels > 1
+        else None,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:] + gain + after)),
     )

@@ -1,6 +1,6 @@
-"""GPT-2, GPT-3, GPT-NeoX (Pythia), Phi, OPT, Bloom, MPT and Falcon with Hugging Face's tensors.
+"""GPT-2, GPT-3, GPT-NeoX (Pythia), Phi, OPT, Bloom, MPT, Falcon and ModernBERT with Hugging Face's tensors.
 
-They are decoders of blocks of a stack; the head of GPT shares the token embedding.
+They are blocks of a stack between ends; the head of GPT shares the token embedding.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from perfmodel.workload.layer_calls import norm_calls
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
     ACTIVATIONS,
     ONE_KERNEL,
     ActivationFunction,
+    Module,
     Parameter,
     assemble,
+    linear,
+    numels,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.published import module_names, published_sizes
@@ -37,6 +42,7 @@ class DecoderEnds:
     `embedding`, `positions`: tables of tokens and of positions ("": rotary ones).
     `embedding_norm`: of embeddings, where these are normalised (Bloom).
     `norm`, `head`: what follows the blocks; `norm_first`: whether the norm is registered before.
+    `transform`, `transform_norm`: a map, an activation function and a norm between (ModernBERT).
     `first_layer`: name of the layer that gathers embeddings; "": that of their table.
     `keeps_rows`: whether mean and deviation of each row count among what the last norm keeps.
     """
@@ -47,6 +53,8 @@ class DecoderEnds:
     head: str = "lm_head"
     positions: str = ""
     embedding_norm: str = ""
+    transform: str = ""
+    transform_norm: str = ""
     norm_first: bool = False
     first_layer: str = ""
     keeps_rows: bool = True
@@ -85,14 +93,24 @@ def text_decoder(
     source: str,
     shard: Shard = WHOLE,
 ) -> Workload:
-    """Decoder-only transformer trained to predict the next token.
+    """Decoder-only transformer trained to predict the next token, or an encoder of masked ones.
 
     `source`: what its tensors are like. `shard`: which part of it a rank holds.
     """
     s, block, ends = sequence_length, shape.block, ENDS[shape.ends]
     h = block.width
     check_shard(
-        shard, SharedSizes(name, block.heads, block.pairs, block.mlp_width, shape.vocabulary, s)
+        shard,
+        SharedSizes(
+            name,
+            block.heads,
+            block.pairs,
+            block.mlp_width,
+            shape.vocabulary,
+            s,
+            block.causal,
+            block.windows is not None,
+        ),
     )
     tables: tuple[Parameter, ...] = (
         (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
@@ -108,9 +126,10 @@ def text_decoder(
         indexed=len(tables),
         shard=shard,
     )
-    norms = [last_norm(ends.embedding_norm, s, h, shard=shard)] if ends.embedding_norm else []
+    norms = _norms(ends.embedding_norm, s, block, shard)
     blocks, ordered = stack_blocks(ends.blocks, shape.layers, block, s, shard=shard)
-    norm = weight_and_bias(ends.norm, h, bias=block.norm_bias)
+    mapped = _transform(ends, s, block, shard)
+    norm = weight_and_bias(ends.transform_norm or ends.norm, h, bias=block.norm_bias)
     last = vocabulary_head(
         ends.head,
         s,
@@ -124,11 +143,13 @@ def text_decoder(
         shard=shard,
     )
     rest = [parameter for parameter in last.parameters if parameter not in norm]
+    norm = tuple(chain.from_iterable(part.parameters for part in mapped)) + norm
     order = [*norm, *ordered] if ends.norm_first else [*ordered, *norm]
+    kinds = len(set(block.windows)) if block.windows else 1  # each turns at a rate of its own
     frequencies = int(h // block.heads * block.rotary_share) // 2
     return assemble(
         name,
-        [first, *norms, *blocks, last],
+        [first, *norms, *blocks, *mapped, last],
         dtype=dtype,
         sample=sequence_of(s),
         source=source,
@@ -140,10 +161,36 @@ def text_decoder(
             *order,
             *rest,
         ],
-        buffers=((Buffers("fp32", 2, 2 * 4 * frequencies),)) * bool(frequencies),
+        buffers=((Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies),)) * bool(frequencies),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * h),
     )
+
+
+def _norms(name: str, s: int, block: StackShape, shard: Shard) -> list[Module]:
+    """Return a norm of the stream, if it has a name."""
+    return [last_norm(name, s, block.width, bias=block.norm_bias, shard=shard)] if name else []
+
+
+def _transform(ends: DecoderEnds, s: int, block: StackShape, shard: Shard) -> list[Module]:
+    """Norm, map and activation function before the norm of the head, if it has these."""
+    if not ends.transform:
+        return []
+    h, own = block.width, shard.stream_tokens(s)
+    weight = weight_and_bias(ends.transform, h, h, bias=False)
+    mapped = linear(
+        ends.transform,
+        own,
+        h,
+        h,
+        parameters=weight,
+        vector_elements=float(ACTIVATION_PASSES * own * h),
+        fused_elements=float(ACTIVATION_PASSES * own * h),
+        saved_elements=float(2 * own * h),
+        kernels=2,
+        calls=norm_calls(shard, numels(weight)),
+    )
+    return [*_norms(ends.norm, s, block, shard), mapped]
 
 
 GPT_VOCABULARY = 50257

@@ -36,7 +36,6 @@ from perfmodel.workload.zoo.layers import (
     linear,
     names,
     names_reversed,
-    norm_parameters,
     numels,
     weight_and_bias,
 )
@@ -69,7 +68,7 @@ def attention(
 
     `width`: of the queries of all heads; `kv_width`: of keys and values, if heads share them.
     `keys`: tokens that queries look at, where these are others (cross attention).
-    `window`: tokens that a query sees at most, of causal attention.
+    `window`: tokens that a query sees at most.
     `dropout`, `wide_scores`, `capped_scores`: of the scores, where it is not fused (see `Layer`).
     `shard`: which part of it a rank runs; the sizes are those of the whole.
     `value_width`: of the result of all heads, where values are not as wide as keys.
@@ -207,14 +206,15 @@ def last_norm(
     *,
     keeps: bool = True,
     kept_result: bool = False,
+    bias: bool = True,
     shard: Shard = WHOLE,
 ) -> Module:
     """Normalise what a stack puts out.
 
     `keeps`: its input (one row of many keeps a copy, and no more than that).
-    `kept_result`: whether its result is kept by nobody else.
+    `kept_result`: whether its result is kept by nobody else. `bias`: whether it has one.
     """
-    own, parameters = shard.stream_tokens(tokens), norm_parameters(name, width)
+    own, parameters = shard.stream_tokens(tokens), weight_and_bias(name, width, bias=bias)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * own * width)
     return Module(
         Layer(

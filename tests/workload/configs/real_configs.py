@@ -36,6 +36,7 @@ def falcon(**more: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "intermediate_size"}
 
 
+MODERN = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {
     "n_routed_experts": 8,
@@ -221,6 +222,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "roberta, not dropped out": sized("roberta", hidden_dropout_prob=0.0, hidden_act="gelu_new"),
     "xlm-roberta": sized("xlm-roberta"),
     "camembert": sized("camembert", attention_probs_dropout_prob=0.0),
+    "modernbert": sized("modernbert", local_attention=16, **MODERN),
+    "modernbert, biased": sized(
+        "modernbert",
+        norm_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        decoder_bias=False,
+        tie_word_embeddings=False,
+        layer_types=["full_attention"] * 2,
+        **MODERN,
+    ),
     "distilbert": {
         "model_type": "distilbert",
         "dim": 64,
@@ -318,7 +330,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Each says something that its family need not have."""
 
 IMAGES = ("vit", "dinov2")
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+ENCODERS = ("modernbert", "bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
 MIXED = frozenset(

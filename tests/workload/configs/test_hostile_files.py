@@ -129,6 +129,8 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv", "none"),
         ({"model_type": "bart", "tie_word_embeddings": False}, "tie_word_embeddings", "true"),
         ({"model_type": "dinov2", "use_swiglu_ffn": True}, "use_swiglu_ffn", "false"),
+        ({"model_type": "modernbert", "layer_types": []}, "layer_types", "2 layers"),
+        ({"model_type": "modernbert", "embedding_dropout": 0.1}, "embedding_dropout", "equal to 0"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

@@ -98,6 +98,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "starcoder2",
         "stablelm",
         "roberta",
+        "modernbert",
         "distilbert",
         "phi",
         "opt",

@@ -295,3 +295,17 @@ def test_a_grouped_convolution_multiplies_within_its_groups(groups: int) -> None
     ):
         assert product.rows * product.columns * product.depth == expected
     assert conv.weight_elements == 256 * (128 // groups) * 9
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_slides_over_the_keys_on_the_sides_that_a_query_sees(causal: bool) -> None:
+    """Counted query by query; the formula leaves out the half of a key at either end."""
+    tokens, half = 400, 20
+    window = half if causal else 2 * half + 1
+    attended = Attention(tokens, 1, 1, 8, causal, window=window)
+    seen = sum(
+        max(0, at - window + 1 if causal else at - half) <= key <= (at if causal else at + half)
+        for at in range(tokens)
+        for key in range(tokens)
+    )
+    assert attended.seen_keys == pytest.approx(seen / tokens, rel=0.005)
