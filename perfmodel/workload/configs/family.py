@@ -78,7 +78,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "hidden_size intermediate_size num_attention_heads moe_intermediate_size "
             "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
-            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
+            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio embedding_size "
             "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
         ),
     ),
@@ -109,6 +109,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     ),
     (Rate | None, "attention_dropout"),
     (Nothing, "mlp_dropout drop_path_rate layerdrop encoder_layerdrop decoder_layerdrop"),
+    (Share, "layer_scale_init_value"),
     (Share | None, "partial_rotary_factor rotary_pct"),
     (float | None, "final_logit_softcapping attn_logit_softcapping"),
     (RopeParameters | None, "rope_parameters"),
@@ -124,7 +125,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias use_swiglu_ffn "
-            "classifier_bias sparse_prediction"
+            "classifier_bias sparse_prediction downsample_in_first_stage downsample_in_bottleneck"
         ),
     ),
     (
@@ -132,6 +133,9 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi parallel_attn",
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
+    (tuple[Width, ...], "hidden_sizes"),
+    (tuple[Layers, ...], "depths"),
+    (Literal["basic", "bottleneck"], "layer_type"),
     (Literal[4], "expansion_ratio"),
     (Literal["multihead_attention"], "attn_type"),
     (None, "clip_qkv"),

@@ -24,6 +24,8 @@ from perfmodel.workload.configs.family import (
 from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.bart import BART_BLOCK, BartShape, bart
 from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.convolution_nets import ResNetShape, hub_resnet
+from perfmodel.workload.zoo.depthwise_nets import convnext
 from perfmodel.workload.zoo.image_stack import (
     ClipShape,
     ImageShape,
@@ -324,20 +326,62 @@ def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         biases=(config.qkv_bias,) * 3,
         **family.block,
     )
-    # a classifier has two labels, where none are stated
-    classes = len(config.id2label) if config.id2label else config.num_labels or 2
     shape = ImageShape(
         config.num_hidden_layers,
         config.patch_size,
         config.image_size,
         block,
         channels=config.num_channels,
-        classes=classes if config.head == family.name else None,
+        classes=_classes(config) if config.head == family.name else None,
         pooled=config.pooler_output_size,
         names=config.names,
         masked=config.use_mask_token,
     )
     return Buildable(name, partial(vit, name, shape=shape), config.image_size, "image")
+
+
+def _classes(config: SimpleNamespace) -> int:
+    """Labels of a classifier: two, where none are stated."""
+    return len(config.id2label) if config.id2label else config.num_labels or 2
+
+
+RESNET_PIXELS = 224
+"""Side of an image where nobody says it: ResNet's files do not."""
+
+
+def resnet_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of ResNet."""
+    raise_faults(_stage_faults(config))
+    shape = ResNetShape(
+        config.embedding_size,
+        config.hidden_sizes,
+        config.depths,
+        config.layer_type == "bottleneck",
+        _classes(config),
+    )
+    return Buildable(name, partial(hub_resnet, name, shape=shape), RESNET_PIXELS, "image")
+
+
+def convnext_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of ConvNeXt."""
+    raise_faults(_stage_faults(config))
+    make = partial(
+        convnext,
+        name,
+        widths=config.hidden_sizes,
+        blocks=config.depths,
+        patch=config.patch_size,
+        classes=_classes(config),
+        hub=True,
+    )
+    return Buildable(name, make, config.image_size, "image")
+
+
+def _stage_faults(config: SimpleNamespace) -> list[Fault]:
+    """Return a fault where not all stages have a width and a depth."""
+    widths, depths = len(config.hidden_sizes), len(config.depths)
+    allowed = f"one value for each of the {widths} hidden_sizes"
+    return failed((widths != depths or not widths, "depths", f"{depths} values", allowed))
 
 
 def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:

@@ -338,6 +338,8 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "t5": family_models.t5_model,
     "bart": family_models.bart_model,
     "vit": family_models.vit_model,
+    "resnet": family_models.resnet_model,
+    "convnext": family_models.convnext_model,
     "clip": family_models.clip_model,
     "whisper": family_models.whisper_model,
 }
@@ -353,6 +355,8 @@ _TYPES: Mapping[str, Any] = {
     "false": Literal[False],
     "true": Literal[True],
     "silu": Literal["silu"],
+    "relu": Literal["relu"],
+    "three": Literal[3],
 }
 """What rows call the types of fields that a family has its own of."""
 _SECTION_TYPES = {"hidden_act": Function, "attention_dropout": Rate, "attn_pdrop": Nothing}

@@ -6,8 +6,12 @@ classifier.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import Any
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
@@ -28,6 +32,7 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     Module,
     linear,
+    renamed,
     with_work,
 )
 from perfmodel.workload.zoo.published import read_table
@@ -62,18 +67,15 @@ def resnet(
         stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
         pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
         parts = [stem, pool]
-    for stage, blocks in enumerate(NETS["resnet"][str(depth)], start=1):
-        for block in range(blocks):
-            added, image = _block(
-                f"layer{stage}.{block}",
-                image,
-                width=32 * 2**stage,
-                stride=2 if stage > 1 and block == 0 else 1,
-                bottleneck=depth >= 50,
-                groups=groups,
-                group_width=group_width,
-            )
-            parts += hand_on(added, image.elements)
+    blocks, image = _residual(
+        image,
+        [64 * 2**stage for stage in range(4)],
+        NETS["resnet"][str(depth)],
+        bottleneck=depth >= 50,
+        groups=groups,
+        group_width=group_width,
+    )
+    parts += chain.from_iterable(blocks)
     parts += classifier(image, classes=CIFAR_CLASSES if small_images else IMAGENET_CLASSES)
     return image_model(
         f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
@@ -82,6 +84,69 @@ def resnet(
         image_size=image_size,
         source="torchvision resnet (v1.5); He et al. 2015, arXiv 1512.03385",
     )
+
+
+def _residual(
+    image: Image, widths: Sequence[int], counts: Sequence[int], **kind: Any
+) -> tuple[list[list[Module]], Image]:
+    """Parts of each block of all stages; `widths`: of their 3x3 convolutions."""
+    blocks = list[list[Module]]()
+    for stage, (width, count) in enumerate(zip(widths, counts, strict=True), start=1):
+        for number in range(count):
+            stride = 2 if stage > 1 and number == 0 else 1
+            added, image = _block(
+                f"layer{stage}.{number}", image, width=width, stride=stride, **kind
+            )
+            blocks.append(hand_on(added, image.elements))
+    return blocks, image
+
+
+@dataclass(frozen=True, slots=True)
+class ResNetShape:
+    """Channels of the stem, what stages put out, blocks of each, and classes."""
+
+    stem: int
+    channels: Sequence[int]
+    blocks: Sequence[int]
+    bottleneck: bool
+    classes: int
+
+
+def hub_resnet(name: str, *, dtype: str, image_size: int, shape: ResNetShape) -> Workload:
+    """Residual network as Hugging Face builds it, which registers shortcuts first."""
+    image = Image(3, image_size, image_size)
+    stem, image = convolution("conv1", image, shape.stem, 7, stride=2, padding=3, norm="bn1")
+    pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
+    widths = [width // (4 if shape.bottleneck else 1) for width in shape.channels]
+    blocks, image = _residual(
+        image, widths, shape.blocks, bottleneck=shape.bottleneck, groups=1, group_width=64
+    )
+    own = [
+        [renamed(part, _hub_name) for part in parts]
+        for parts in ([stem, pool], *blocks, classifier(image, classes=shape.classes))
+    ]
+    in_block = [sorted(parts, key=lambda part: ".shortcut" not in part.layer.name) for parts in own]
+    return image_model(
+        name,
+        [*chain.from_iterable(own)],
+        dtype=dtype,
+        image_size=image_size,
+        source="Hugging Face ResNetForImageClassification; He et al. 2015, arXiv 1512.03385",
+        registered=[each for part in chain.from_iterable(in_block) for each in part.parameters],
+        classes=shape.classes,
+    )
+
+
+KINDS = {"conv": "convolution", "bn": "normalization"}
+
+
+def _hub_name(name: str) -> str:
+    """Name in Hugging Face of what torchvision calls so."""
+    name = re.sub(r"^(conv|bn)1", lambda at: f"resnet.embedder.embedder.{KINDS[at[1]]}", name)
+    name = re.sub(r"^layer(\d+)", lambda at: f"resnet.encoder.stages.{int(at[1]) - 1}.layers", name)
+    name = re.sub(r"\.(conv|bn)(\d)", lambda at: f".layer.{int(at[2]) - 1}.{KINDS[at[1]]}", name)
+    name = name.replace("downsample.0", "shortcut.convolution")
+    return re.sub(r"^fc\b", "classifier.1", name).replace("downsample.1", "shortcut.normalization")
 
 
 def _block(

@@ -7,6 +7,7 @@ in a perceptron over channels.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,7 @@ from perfmodel.workload.zoo.layers import (
     names,
     names_reversed,
     norm_parameters,
+    renamed,
     weight_and_bias,
     with_work,
 )
@@ -231,14 +233,24 @@ CONVNEXTS = published_sizes("images")["convnext"]
 
 
 def convnext(
-    name: str, *, dtype: str, image_size: int, widths: Sequence[int], blocks: Sequence[int]
+    name: str,
+    *,
+    dtype: str,
+    image_size: int,
+    widths: Sequence[int],
+    blocks: Sequence[int],
+    patch: int = 4,
+    classes: int = IMAGENET_CLASSES,
+    hub: bool = False,
 ) -> Workload:
     """Convolutional network of Liu et al. 2022 (arXiv 2201.03545), torchvision's variant.
 
     Its norms over channels see permuted images, which leaves all after the first in NHWC.
+    `patch`: side of the pixels that the first convolution joins.
+    `hub`: as Hugging Face builds it: without stochastic depth, under other names.
     """
     stem, image = convolution(
-        "features.0.0", Image(3, image_size, image_size), widths[0], 4, stride=4, relu=False
+        "features.0.0", Image(3, image_size, image_size), widths[0], patch, stride=patch, relu=False
     )
     parts = hand_on([_normed_after(stem, "features.0.1", image)], image.elements)
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
@@ -248,34 +260,77 @@ def convnext(
             parts += hand_on([part], image.elements)
         for block in range(count):
             parts += hand_on(
-                _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1),
+                _convnext_block(
+                    f"features.{place}.{block}", image, drops=len(parts) > 1 and not hub
+                ),
                 image.elements,
             )
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
-    head = weight_and_bias("classifier.2", IMAGENET_CLASSES, image.channels)
+    head = weight_and_bias("classifier.2", classes, image.channels)
+    last = linear(
+        "classifier.2",
+        1,
+        pooled.channels,
+        classes,
+        parameters=norm + head,
+        ready=names_reversed(head) + names(norm),
+        norm_elements=NORM_PASSES * pooled.channels,
+        fused_elements=FUSED_NORM_PASSES * pooled.channels,
+        saved_bytes=NORM_BYTES,
+        kernels=2,
+        saved_elements=float(pooled.channels),
+    )
+    parts += [*hand_on([pool], pooled.elements), last]
     return image_model(
         name,
-        [
-            *parts,
-            *hand_on([pool], pooled.elements),
-            linear(
-                "classifier.2",
-                1,
-                pooled.channels,
-                IMAGENET_CLASSES,
-                parameters=norm + head,
-                ready=names_reversed(head) + names(norm),
-                norm_elements=NORM_PASSES * pooled.channels,
-                fused_elements=FUSED_NORM_PASSES * pooled.channels,
-                saved_bytes=NORM_BYTES,
-                kernels=2,
-                saved_elements=float(pooled.channels),
-            ),
-        ],
+        [_as_hub(part) for part in parts] if hub else parts,
         dtype=dtype,
         image_size=image_size,
-        source="torchvision convnext; Liu et al. 2022, arXiv 2201.03545",
+        source=f"{'Hugging Face' if hub else 'torchvision'} convnext; Liu et al. 2022, arXiv "
+        "2201.03545",
+        classes=classes,
+    )
+
+
+HUB_NAMES = {
+    "features.0.0": "convnext.embeddings.patch_embeddings",
+    "features.0.1": "convnext.embeddings.layernorm",
+    "classifier.0": "convnext.layernorm",
+    "classifier.2": "classifier",
+}
+HUB_PARTS = {
+    "layer_scale": "layer_scale_parameter",
+    "block.0": "dwconv",
+    "block.2": "layernorm",
+    "block.3": "pwconv1",
+    "block.5": "pwconv2",
+}
+"""What Hugging Face calls torchvision's modules, of the whole and of a block."""
+
+
+def _as_hub(part: Module) -> Module:
+    """Return a part with Hugging Face's names, whose scales have one dimension."""
+
+    def rename(name: str) -> str:
+        for theirs, own in HUB_NAMES.items():
+            name = re.sub(rf"^{re.escape(theirs)}\b", own, name)
+        staged = re.match(r"features\.(\d+)\.(\d+)(?:\.((?:block\.)?\w+))?(.*)", name)
+        if staged is None:
+            return name
+        stage, is_block = divmod(int(staged[1]), 2)
+        path = f"convnext.encoder.stages.{stage}"
+        if not is_block:
+            return f"{path}.downsampling_layer.{name.split('.', 2)[2]}"
+        return f"{path}.layers.{staged[2]}.{HUB_PARTS[staged[3]]}{staged[4]}"
+
+    part = renamed(part, rename)
+    return replace(
+        part,
+        parameters=tuple(
+            (name, shape[:1] if name.endswith("_parameter") else shape)
+            for name, shape in part.parameters
+        ),
     )
 
 

@@ -187,8 +187,9 @@ def image_model(
     image_size: int,
     source: str,
     registered: Sequence[Parameter] | None = None,
+    classes: int = IMAGENET_CLASSES,
 ) -> Workload:
-    """Turn parts in execution order into a model of square colour images and ImageNet's classes.
+    """Turn parts in execution order into a model of square colour images.
 
     The first convolution keeps the image.
     """
@@ -202,6 +203,6 @@ def image_model(
         sample=Sample("image", is_image=True),
         source=source,
         input_elements=3.0 * image_size**2,
-        output_elements=IMAGENET_CLASSES,
+        output_elements=classes,
         registered=registered,
     )

@@ -1,6 +1,7 @@
-"""GPT-2, GPT-3, GPT-NeoX (Pythia), Phi, OPT, Bloom, MPT, Falcon and ModernBERT with Hugging Face's tensors.
+"""Stacks of text with Hugging Face's tensors.
 
-They are blocks of a stack between ends; the head of GPT shares the token embedding.
+GPT-2, GPT-3, GPT-NeoX (Pythia), Phi, OPT, Bloom, MPT, Falcon and ModernBERT: blocks of a stack
+between ends. The head of GPT shares the token embedding.
 """
 
 from __future__ import annotations

@@ -302,6 +302,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_size": PIXELS,
         "patch_size": 8,
     },
+    "resnet": {
+        "model_type": "resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [32, 64, 96],
+        "depths": [2, 1, 2],
+        "id2label": {number: str(number) for number in range(5)},
+    },
+    "resnet, basic": {
+        "model_type": "resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [16, 32],
+        "depths": [1, 2],
+        "layer_type": "basic",
+    },
+    "convnext": {
+        "model_type": "convnext",
+        "hidden_sizes": [16, 32, 64, 96],
+        "depths": [4, 4, 9, 3],
+        "patch_size": 2,
+        "image_size": PIXELS,
+    },
     "clip": {
         "model_type": "clip",
         "projection_dim": 32,
@@ -329,7 +350,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Each says something that its family need not have."""
 
-IMAGES = ("vit", "dinov2")
+IMAGES = ("vit", "dinov2", "resnet", "convnext")
 ENCODERS = ("modernbert", "bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
@@ -348,7 +369,7 @@ def written(folder: Path, label: str) -> Buildable:
 
 def sample_of(model: Buildable) -> dict[str, int]:
     """The size of a sample of `batch`, as `build` takes it."""
-    return {} if model.kind == "image" else {"sequence_length": TOKENS}
+    return {"image_size": PIXELS} if model.kind == "image" else {"sequence_length": TOKENS}
 
 
 def real_module(label: str, attention: str) -> Any:

@@ -131,6 +131,9 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "dinov2", "use_swiglu_ffn": True}, "use_swiglu_ffn", "false"),
         ({"model_type": "modernbert", "layer_types": []}, "layer_types", "2 layers"),
         ({"model_type": "modernbert", "embedding_dropout": 0.1}, "embedding_dropout", "equal to 0"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "depths", "4 hidden_sizes"),
+        ({"model_type": "resnet", "hidden_sizes": [64, 0]}, "hidden_sizes.1", "greater than 0"),
+        ({"model_type": "convnext", "drop_path_rate": 0.1}, "drop_path_rate", "equal to 0"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (
