@@ -66,9 +66,12 @@ UNSTATED: Mapping[str, Any] = {
     "first_k_dense_replace": 0,
     "mlp_only_layers": None,
     "moe_layers": None,
+    "mlp_layer_types": None,
     "decoder_sparse_step": 1,
     "interleave_moe_layer_step": None,
     "kv_lora_rank": None,
+    "index_n_heads": 0,
+    "index_head_dim": 0,
 }
 """Values of fields that a family does not have: those with which the decoder is Llama's.
 
@@ -270,6 +273,10 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
     width = config.moe_intermediate_size or config.intermediate_size
     every = config.interleave_moe_layer_step or config.decoder_sparse_step
     dense_layers, is_grouped = config.mlp_only_layers or (), config.topk_method != "greedy"
+    dense_first, kinds = config.first_k_dense_replace, config.mlp_layer_types
+    if kinds is not None:
+        dense_first, every = 0, 1
+        dense_layers = tuple(at for at, kind in enumerate(kinds) if kind == "dense")
     if config.moe_layers is not None:
         every, layers = 1, range(config.num_hidden_layers)
         named = config.moe_layers or layers
@@ -279,7 +286,7 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
         config.num_experts_per_tok,
         width,
         config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width,
-        dense_first=config.first_k_dense_replace,
+        dense_first=dense_first,
         every=every,
         dense_layers=dense_layers,
         groups=(config.n_group or 1) if is_grouped else 1,
@@ -298,6 +305,8 @@ def _latent_shape(config: SimpleNamespace) -> LatentShape | None:
         config.qk_nope_head_dim,
         config.qk_rope_head_dim,
         config.v_head_dim,
+        config.index_n_heads,
+        config.index_head_dim,
     )
 
 
@@ -305,7 +314,11 @@ def _head_faults(config: SimpleNamespace) -> list[Fault]:
     """Return faults of heads that do not divide, and of lists of layers of another length."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
     layers, unturned = config.num_hidden_layers, config.no_rope_layers or None  # [] as if unstated
-    lists = {"layer_types": config.layer_types, "no_rope_layers": unturned}
+    lists = {
+        "layer_types": config.layer_types,
+        "no_rope_layers": unturned,
+        "mlp_layer_types": config.mlp_layer_types,
+    }
     turned, size = config.rotary_dim or 0, config.head_dim or 0
     of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
     return [

@@ -78,7 +78,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "hidden_size intermediate_size num_attention_heads moe_intermediate_size "
             "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
-            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio embedding_size "
+            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio embedding_size index_head_dim index_n_heads "
             "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
         ),
     ),
@@ -90,7 +90,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (
         Tokens,
         "max_position_embeddings n_positions max_source_positions max_target_positions "
-        "local_attention",
+        "local_attention index_topk",
     ),
     (Window | None, "sliding_window pad_token_id"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
@@ -117,20 +117,25 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Switch,
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
-            "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+            "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
+            "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
         ),
     ),
     (
         Literal[False],
         (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
-            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias use_swiglu_ffn "
-            "classifier_bias sparse_prediction downsample_in_first_stage downsample_in_bottleneck"
+            "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
+            "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
+            "downsample_in_bottleneck"
         ),
     ),
     (
         Literal[True],
-        "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi parallel_attn",
+        (
+            "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi "
+            "parallel_attn"
+        ),
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
     (tuple[Width, ...], "hidden_sizes"),
@@ -138,7 +143,10 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (Literal["basic", "bottleneck"], "layer_type"),
     (Literal[4], "expansion_ratio"),
     (Literal["multihead_attention"], "attn_type"),
-    (None, "clip_qkv"),
+    (None, "clip_qkv index_topk_pattern"),
+    (Literal[1], "index_topk_freq"),
+    (tuple[Literal["full"], ...] | None, "indexer_types"),
+    (tuple[Literal["dense", "sparse"], ...] | None, "mlp_layer_types"),
     (Gate, "hidden_act classifier_activation"),
     (Gate | None, "hidden_activation"),
     (Function, "activation_function activation"),

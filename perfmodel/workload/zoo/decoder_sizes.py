@@ -196,6 +196,8 @@ class LatentShape:
 
     `query_rank`: None, where queries have one map.
     `plain`, `rotary`: of a query and a key, without and with positions; `value`: of a value.
+    `index_heads`, `index_size`: of the indexer, which chooses the keys that queries see; 0: there
+        is none (DeepSeek-V3.2, GLM 5).
     """
 
     query_rank: int | None
@@ -203,6 +205,8 @@ class LatentShape:
     plain: int = 128
     rotary: int = 64
     value: int = 128
+    index_heads: int = 0
+    index_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

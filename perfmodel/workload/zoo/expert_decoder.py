@@ -6,6 +6,7 @@ Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has maps of low rank
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -44,13 +45,16 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
+    NORM_PASSES,
     Module,
     assemble,
     in_order,
     linear,
     names,
+    norm_parameters,
     numels,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.llama import (
     head_and_loss,
@@ -106,6 +110,10 @@ def joined_tokens(place: BlockPlace) -> Module:
     )
 
 
+INDEX_NOTE = (
+    "Attention to the keys that an indexer chooses is counted as full attention, as transformers "
+    "runs it, which masks the others; nothing trains the indexer there."
+)
 CHUNK_TOKENS = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
@@ -124,6 +132,7 @@ _LATENT = (
     "self_attn.kv_a_layernorm",
     "self_attn.kv_b_proj",
     "self_attn.o_proj",
+    *(f"self_attn.indexer.{part}" for part in ("wq_b", "wk", "k_norm", "weights_proj")),
 )
 _MAPS = ("gate_proj", "up_proj", "down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -148,7 +157,7 @@ def expert_decoder(
     """
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
-    decoder, routed, order = shape.decoder, shape.routed, _module_order(family)
+    decoder, routed, order = shape.decoder, shape.routed, _module_order(family, shape.latent)
     sizes = SharedSizes(
         name,
         decoder.heads,
@@ -214,6 +223,7 @@ def expert_decoder(
         notes=(
             *(f"Attention within chunks of {CHUNK_TOKENS} tokens is counted as full attention.",)
             * chunked,
+            *(INDEX_NOTE,) * bool(shape.latent and shape.latent.index_heads),
             *(SHARED_NOTE,) * bool(second),
         ),
         routed_share=routed.top_k / routed.experts,
@@ -242,7 +252,7 @@ def _block(
     return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]
 
 
-def _module_order(family: str) -> tuple[str, ...]:
+def _module_order(family: str, latent: LatentShape | None) -> tuple[str, ...]:
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
     experts = [
@@ -250,7 +260,7 @@ def _module_order(family: str) -> tuple[str, ...]:
     ]
     routed = (called.router, *experts) if called.router_first else (*experts, called.router)
     return (
-        *(_LATENT if "Deepseek" in family else _ATTENTION),
+        *(_LATENT if latent else _ATTENTION),
         *(f"{called.path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
         *_NORMS,
     )
@@ -321,6 +331,7 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
             vector=JOIN_HEADS_PASSES * joined,
             fused=JOIN_HEADS_PASSES * joined,
         ),
+        *_indexer(place, latent),
         attention(
             prefix,
             place.tokens,
@@ -335,6 +346,51 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
         ),
         projection(place, "self_attn.o_proj", heads * latent.value, shape.width, added=True),
     ]
+
+
+INDEX_PASSES, TOPK_PASSES = 4.0, 7.0
+"""Over scores of all heads: scaled, clipped at zero (read and written); over their sum: masked (3),
+the greatest found (2), and a mask of these and of the future made and joined (2), in bytes."""
+
+
+def _indexer(place: BlockPlace, latent: LatentShape) -> list[Module]:
+    """Maps of queries, keys and weights, and scores of all pairs; it has no backward.
+
+    Each rank of a tensor group runs all of it, as what it chooses holds for all heads.
+    """
+    if not latent.index_heads or latent.query_rank is None:
+        return []
+    s, h, heads, size = place.tokens, place.shape.width, latent.index_heads, latent.index_size
+    root, pairs = f"{place.prefix}.self_attn.indexer", float(s * s)
+    turned = float(latent.rotary * ROTARY_PASSES + size * JOIN_HEADS_PASSES) * s
+    key = weight_and_bias(f"{root}.wk", size, h, bias=False) + norm_parameters(
+        f"{root}.k_norm", size
+    )
+    maps = [
+        linear(
+            f"{root}.{name}",
+            s,
+            inputs,
+            outputs,
+            parameters=own or weight_and_bias(f"{root}.{name}", outputs, inputs, bias=False),
+            vector_elements=elements,
+            kernels=kernels,
+        )
+        for name, inputs, outputs, own, elements, kernels in (
+            ("wq_b", latent.query_rank, heads * size, (), turned * heads, 8),
+            ("wk", h, size, key, turned + NORM_PASSES * s * size, 9),
+            ("weights_proj", h, heads, (), float(ACTIVATION_PASSES * s * heads), 3),
+        )
+    ]
+    products = [
+        linear(f"{root}.{name}", rows, depth, s, parameters=(), vector_elements=more, kernels=many)
+        for name, rows, depth, more, many in (
+            ("scores", s * heads, size, INDEX_PASSES * heads * pairs, 3),
+            ("choice", s, heads, TOPK_PASSES * pairs, 7),
+        )
+    ]
+    products = [with_work(part, weight_elements=0.0) for part in products]
+    return [replace(with_work(part, gradients=0), ready=()) for part in [*maps, *products]]
 
 
 def _normed(

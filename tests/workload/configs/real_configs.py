@@ -48,6 +48,7 @@ LATENT = {
     "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }
+INDEXER = {"index_topk": 16, "index_head_dim": 24, "index_n_heads": 2}
 SHARED_EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -129,6 +130,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
     "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
     "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
+    "deepseek_v32": decoder(
+        "deepseek_v32", q_lora_rank=32, n_group=4, topk_group=2, **LATENT, **INDEXER
+    ),
+    "glm_moe_dsa": decoder(
+        "glm_moe_dsa",
+        q_lora_rank=32,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        **{**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 3},
+        **INDEXER,
+    ),
     "kimi_k2": decoder("kimi_k2", q_lora_rank=32, n_group=1, topk_group=1, **LATENT),
     "minimax_m2": decoder(
         "minimax_m2",

@@ -134,6 +134,9 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "resnet", "depths": [3, 4]}, "depths", "4 hidden_sizes"),
         ({"model_type": "resnet", "hidden_sizes": [64, 0]}, "hidden_sizes.1", "greater than 0"),
         ({"model_type": "convnext", "drop_path_rate": 0.1}, "drop_path_rate", "equal to 0"),
+        ({"model_type": "glm_moe_dsa", "index_topk_freq": 4}, "index_topk_freq", "1"),
+        ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank", "whole number"),
+        ({"model_type": "deepseek_v32", "mlp_layer_types": ["sparse"]}, "mlp_layer_types", "2 lay"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

@@ -246,6 +246,8 @@ DERIVED = {
     "classes",
     "no_rope_layers",
     "moe_layers",
+    "mlp_layer_types",
+    "indexer_types",
     "word_embed_proj_dim",
 }
 """What transformers works out of other fields when a configuration is made."""
