@@ -61,7 +61,7 @@ class RopeParameters(HubConfig):
 
 
 _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
-    (Words, "vocab_size relative_attention_num_buckets type_vocab_size"),
+    (Words, "vocab_size num_embeds_ada_norm relative_attention_num_buckets type_vocab_size"),
     (Words | None, "num_labels"),
     (
         Layers,
@@ -79,18 +79,21 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
             "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio embedding_size index_head_dim index_n_heads "
+            "attention_head_dim in_channels sample_size "
             "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
         ),
     ),
     (
         Width | None,
         "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size "
-        "rotary_dim",
+        "rotary_dim out_channels",
     ),
     (
         Tokens,
-        "max_position_embeddings n_positions max_source_positions max_target_positions "
-        "local_attention index_topk",
+        (
+            "max_position_embeddings n_positions max_source_positions max_target_positions "
+            "local_attention index_topk"
+        ),
     ),
     (Window | None, "sliding_window pad_token_id"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
@@ -127,7 +130,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
-            "downsample_in_bottleneck"
+            "downsample_in_bottleneck upcast_attention norm_elementwise_affine"
         ),
     ),
     (
@@ -143,7 +146,9 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (Literal["basic", "bottleneck"], "layer_type"),
     (Literal[4], "expansion_ratio"),
     (Literal["multihead_attention"], "attn_type"),
-    (None, "clip_qkv index_topk_pattern"),
+    (None, "clip_qkv index_topk_pattern cross_attention_dim"),
+    (Literal["ada_norm_zero"], "norm_type"),
+    (Literal["gelu-approximate"], "activation_fn"),
     (Literal[1], "index_topk_freq"),
     (tuple[Literal["full"], ...] | None, "indexer_types"),
     (tuple[Literal["dense", "sparse"], ...] | None, "mlp_layer_types"),

@@ -26,6 +26,7 @@ from perfmodel.workload.zoo.bart import BART_BLOCK, BartShape, bart
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.convolution_nets import ResNetShape, hub_resnet
 from perfmodel.workload.zoo.depthwise_nets import convnext
+from perfmodel.workload.zoo.dit import SHRUNK, DitShape, dit
 from perfmodel.workload.zoo.image_stack import (
     ClipShape,
     ImageShape,
@@ -360,6 +361,22 @@ def resnet_model(name: str, config: SimpleNamespace, _family: Family) -> Buildab
         _classes(config),
     )
     return Buildable(name, partial(hub_resnet, name, shape=shape), RESNET_PIXELS, "image")
+
+
+def dit_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of DiT, of diffusers."""
+    heads, channels = config.num_attention_heads, config.in_channels
+    shape = DitShape(
+        heads * config.attention_head_dim,
+        config.num_layers,
+        heads,
+        config.patch_size,
+        config.num_embeds_ada_norm,
+        channels,
+        config.out_channels or channels,
+    )
+    make = partial(dit, name=name, shape=shape)
+    return Buildable(name, make, config.sample_size * SHRUNK, "image")
 
 
 def convnext_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:

@@ -63,7 +63,7 @@ pooler_type directionality attention_probs_dropout_prob embd_pdrop dense_act_fn 
 scale_decoder_outputs feed_forward_proj encoder_stride scale_embedding use_weighted_layer_sum
 classifier_proj_size apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
 mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width num_hidden_layers
-text_config_dict vision_config_dict initializer_cutoff_factor
+_class_name _diffusers_version text_config_dict vision_config_dict initializer_cutoff_factor
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Fields that change no tensor and no work, or that the library does not read, as in
@@ -250,10 +250,11 @@ SHARED = ("tie_word_embeddings", "dtype", "torch_dtype")
 def _family_of(document: JsonFile) -> tuple[Family, str]:
     """Return the family, and the section of the file that describes it.
 
-    By `model_type`; where that is missing or of somebody else, by the class; where neither is
-    known, the family of the text model inside.
+    By `model_type`, of diffusers by `_class_name`; where that is missing or of somebody else, by
+    the class; where neither is known, the family of the text model inside.
     """
-    kind, text = document.content.get("model_type"), document.content.get(TEXT)
+    content, text = document.content, document.content.get(TEXT)
+    kind = content.get("model_type", content.get("_class_name"))
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind], ""
     if isinstance(kind, str) and kind in FLAT and not isinstance(text, dict):
@@ -340,6 +341,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "vit": family_models.vit_model,
     "resnet": family_models.resnet_model,
     "convnext": family_models.convnext_model,
+    "dit": family_models.dit_model,
     "clip": family_models.clip_model,
     "whisper": family_models.whisper_model,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 
-from perfmodel.workload.model import Sample, Workload
+from perfmodel.workload.model import Buffers, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
@@ -71,87 +72,102 @@ def modulated_map(name: str, tokens: int, width: int, outputs: int) -> Module:
     )
 
 
-DIT = "DiT-XL-2-256"
-WIDTH, LAYERS, HEADS = 1152, 28, 16
-"""XL of Peebles and Xie 2022, table 1."""
-PATCH, IMAGENET_CLASSES = 2, 1000
-LATENT_CHANNELS, SHRUNK, LEARNED = 4, 8, 2
-"""Channels of the autoencoder's code, pixels of a side that become one of it, and outputs for each:
-the noise and its variance."""
+@dataclass(frozen=True, slots=True)
+class DitShape:
+    """Width, blocks and heads, side of a patch, classes; channels of a code and of what is told.
+
+    XL of Peebles and Xie 2022, table 1; of each channel the noise and its variance are told.
+    """
+
+    width: int = 1152
+    layers: int = 28
+    heads: int = 16
+    patch: int = 2
+    classes: int = 1000
+    channels: int = 4
+    outputs: int = 8
+
+
+DIT, XL = "DiT-XL-2-256", DitShape()
+SHRUNK = 8
+"""Pixels of a side that become one of the autoencoder's code."""
 WIDTH_FACTOR, MODULATIONS = 4, 6
 """Inner width of the perceptron; scales, shifts and gates of a block."""
 FEATURE_KERNELS, DROP_KERNELS = 12, 5
 """Sinusoids of the time and a map with SiLU; a map, and classes left out at random."""
 
 
-def dit(*, dtype: str, image_size: int) -> Workload:
+def dit(*, dtype: str, image_size: int, name: str = DIT, shape: DitShape = XL) -> Workload:
     """Transformer of Peebles and Xie 2022 (arXiv 2212.09748), which learns to tell the noise."""
-    side = max(PATCH, image_size // SHRUNK)
-    code = Image(LATENT_CHANNELS, side, side)
-    patches, grid = convolution("pos_embed.proj", code, WIDTH, PATCH, stride=PATCH, relu=False)
+    width, patch, side = shape.width, shape.patch, max(shape.patch, image_size // SHRUNK)
+    code = Image(shape.channels, side, side)
+    patches, grid = convolution("pos_embed.proj", code, width, patch, stride=patch, relu=False)
     tokens, elements = grid.height * grid.width, grid.elements
-    blocks = (_block(f"transformer_blocks.{block}", tokens) for block in range(LAYERS))
+    blocks = (_block(f"transformer_blocks.{block}", tokens, shape) for block in range(shape.layers))
     parts = [patches, *chain.from_iterable(blocks)]
     first = "transformer_blocks.0.norm1.emb.timestep_embedder"
     # the condition is computed once more, with the embedder of the first block
     parts += [
-        condition_map(f"{first}.linear_1.again", TIME_FEATURES, WIDTH, own=()),
-        condition_map(f"{first}.linear_2.again", WIDTH, WIDTH, own=()),
-        condition_map("proj_out_1", WIDTH, 2 * WIDTH),
-        modulated_map("proj_out_2", tokens, WIDTH, LEARNED * LATENT_CHANNELS * PATCH**2),
+        condition_map(f"{first}.linear_1.again", TIME_FEATURES, width, own=()),
+        condition_map(f"{first}.linear_2.again", width, width, own=()),
+        condition_map("proj_out_1", width, 2 * width),
+        modulated_map("proj_out_2", tokens, width, shape.outputs * patch**2),
     ]
     return assemble(
-        DIT,
+        name,
         parts,
         dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers DiTTransformer2DModel; Peebles and Xie 2022, arXiv 2212.09748",
         input_elements=float(code.elements),
-        output_elements=float(LEARNED * code.elements),
+        output_elements=float(shape.outputs * side**2),
         stream_elements=float(elements),
+        buffers=(Buffers("fp32", 1, 4 * elements),),  # sinusoids of places
     )
 
 
-def _block(name: str, tokens: int) -> list[Module]:
+def _block(name: str, tokens: int, shape: DitShape) -> list[Module]:
     """The condition of the block, attention and perceptron, each modulated before, gated after."""
-    elements, inner = tokens * WIDTH, WIDTH_FACTOR * WIDTH
+    width, elements, inner = shape.width, tokens * shape.width, WIDTH_FACTOR * shape.width
     time, place = f"{name}.norm1.emb.timestep_embedder", f"{name}.attn1"
     table = (
-        (f"{name}.norm1.emb.class_embedder.embedding_table.weight", (IMAGENET_CLASSES + 1, WIDTH)),
+        (f"{name}.norm1.emb.class_embedder.embedding_table.weight", (shape.classes + 1, width)),
     )
     gated = float((GATE_PASSES + ADD_PASSES) * elements)
     return [
-        condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),
-        condition_map(f"{time}.linear_2", WIDTH, WIDTH, kernels=DROP_KERNELS),
+        condition_map(f"{time}.linear_1", TIME_FEATURES, width, kernels=FEATURE_KERNELS),
+        condition_map(f"{time}.linear_2", width, width, kernels=DROP_KERNELS),
         embedding(
             f"{name}.norm1.emb.class_embedder",
             table,
             (table[0][0],),
             kernels=2,
-            vector_elements=5.0 * WIDTH,
+            vector_elements=5.0 * width,
             saved_bytes=float(INDEX_BYTES),
         ),
-        condition_map(f"{name}.norm1.linear", WIDTH, MODULATIONS * WIDTH),
-        modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH),
-        linear(f"{place}.to_k", tokens, WIDTH, WIDTH, copied_elements=float(elements)),
-        linear(f"{place}.to_v", tokens, WIDTH, WIDTH, copied_elements=float(elements)),
-        attention(f"{place}.attention", tokens, WIDTH, heads=HEADS, causal=False, dropout=False),
+        condition_map(f"{name}.norm1.linear", width, MODULATIONS * width),
+        modulated_map(f"{place}.to_q", tokens, width, width),
+        linear(f"{place}.to_k", tokens, width, width, copied_elements=float(elements)),
+        linear(f"{place}.to_v", tokens, width, width, copied_elements=float(elements)),
+        attention(
+            f"{place}.attention", tokens, width, heads=shape.heads, causal=False, dropout=False
+        ),
         linear(
             f"{place}.to_out.0",
             tokens,
-            WIDTH,
-            WIDTH,
+            width,
+            width,
             kernels=4,
             vector_elements=gated + ACTIVATION_PASSES * elements,
             fused_elements=float(JOIN_PASSES * elements),
             saved_elements=float(elements),
         ),
-        modulated_map(f"{name}.ff.net.0.proj", tokens, WIDTH, inner),
+        modulated_map(f"{name}.ff.net.0.proj", tokens, width, inner),
         linear(
             f"{name}.ff.net.2",
             tokens,
             inner,
-            WIDTH,
+            width,
             vector_elements=gated + ACTIVATION_PASSES * tokens * inner,
             fused_elements=float(ACTIVATION_PASSES * tokens * inner + JOIN_PASSES * elements),
             saved_elements=float(2 * tokens * inner + elements),
