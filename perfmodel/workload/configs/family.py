@@ -78,15 +78,17 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "hidden_size intermediate_size num_attention_heads moe_intermediate_size "
             "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
-            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio embedding_size index_head_dim index_n_heads "
-            "attention_head_dim in_channels sample_size "
+            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
+            "embedding_size index_head_dim index_n_heads attention_head_dim in_channels sample_size "
             "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
         ),
     ),
     (
         Width | None,
-        "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size "
-        "rotary_dim out_channels",
+        (
+            "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim "
+            "pooler_output_size rotary_dim out_channels projection_size"
+        ),
     ),
     (
         Tokens,
@@ -137,7 +139,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Literal[True],
         (
             "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi "
-            "parallel_attn"
+            "parallel_attn vision_use_head"
         ),
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),

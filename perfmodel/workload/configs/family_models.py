@@ -34,6 +34,7 @@ from perfmodel.workload.zoo.image_stack import (
     vit,
 )
 from perfmodel.workload.zoo.layers import ACTIVATIONS, GATED
+from perfmodel.workload.zoo.siglip import siglip
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
 from perfmodel.workload.zoo.text_decoder import (
     GptShape,
@@ -401,18 +402,28 @@ def _stage_faults(config: SimpleNamespace) -> list[Fault]:
     return failed((widths != depths or not widths, "depths", f"{depths} values", allowed))
 
 
-def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
-    """Return the model of a configuration of CLIP: both of its stacks."""
+def clip_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of CLIP or SigLIP: both of its stacks."""
     images, texts = config.vision_config, config.text_config
+    is_clip, width = family.name == "CLIPModel", images.hidden_size
+    projection = config.projection_dim if is_clip else texts.projection_size or texts.hidden_size
+    apart = failed(
+        (
+            not is_clip and projection != width,
+            "text_config.projection_size",
+            str(projection),
+            f"{width}, the width of images",
+        )
+    )
     text_heads = heads_divide(texts.hidden_size, texts.num_attention_heads, "text_config.")
-    raise_faults([*_image_faults(images, "vision_config."), *text_heads])
+    raise_faults([*_image_faults(images, "vision_config."), *text_heads, *apart])
     image_block, text_block = (
         StackShape(
             part.hidden_size,
             part.num_attention_heads,
             part.intermediate_size,
-            BLOCK_NAMES["clip"],
-            causal=part is texts,
+            BLOCK_NAMES["clip" if is_clip else "siglip"],
+            causal=is_clip and part is texts,
             activation=ACTIVATIONS[part.hidden_act],
             score_dropout=is_on(part.attention_dropout),
         )
@@ -430,9 +441,11 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
         text_block,
         tokens=texts.max_position_embeddings,
         vocabulary=texts.vocab_size,
-        projection=config.projection_dim,
+        projection=projection,
     )
-    return Buildable(name, partial(clip, name, shape=shape), images.image_size, "image")
+    return Buildable(
+        name, partial(clip if is_clip else siglip, name, shape=shape), images.image_size, "image"
+    )
 
 
 def _image_faults(config: Any, section: str = "") -> list[Fault]:

@@ -308,12 +308,12 @@ def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = No
     """
     shape = shape or CLIP_SHAPES[name]
     image_parts, image_parameters = _images(shape, image_size)
-    text_parts, text_parameters = _texts(shape)
+    text_parts, text_parameters = text_stack(shape)
     scale: tuple[Parameter, ...] = (("logit_scale", ()),)
     positions = image_tokens(shape.image, image_size) + shape.tokens
     return assemble(
         name,
-        [*image_parts, *text_parts, Module(_comparison(shape), scale, names(scale))],
+        [*image_parts, *text_parts, Module(comparison(shape), scale, names(scale))],
         dtype=dtype,
         sample=Sample("image", "and its text", is_image=True),
         source="Hugging Face CLIPModel; Radford et al. 2021, arXiv 2103.00020",
@@ -356,7 +356,7 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
     ]
 
 
-def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
+def text_stack(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
     """Parts of the stack for texts, the projection last; parameters of the stack alone."""
     root, h = "text_model", shape.block.width
     tables: tuple[Parameter, ...] = (
@@ -381,7 +381,7 @@ def _projection(name: str, width: int, projection: int) -> Module:
     return linear(name, 1, width, projection, parameters=own, saved_elements=float(width))
 
 
-def _comparison(shape: ClipShape) -> Layer:
+def comparison(shape: ClipShape) -> Layer:
     """Both features divided by their length: squared, summed, the root, a quotient."""
     elements = 2.0 * shape.projection
     return Layer(

@@ -340,6 +340,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {**STACK, "vocab_size": 400},
         "vision_config": {**STACK, "hidden_size": 96, "patch_size": 8, "image_size": PIXELS},
     },
+    "siglip": {
+        "model_type": "siglip",
+        "text_config": {**STACK, "vocab_size": 400, "projection_size": 96, **MODERN},
+        "vision_config": {**STACK, "hidden_size": 96, "patch_size": 8, "image_size": PIXELS},
+    },
     "whisper": {
         "model_type": "whisper",
         "d_model": 64,
@@ -406,8 +411,12 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
     image = torch.zeros(BATCH, 3, PIXELS, PIXELS)
     if kind in IMAGES:
         return {"pixel_values": image}
-    if kind == "clip":
-        return {"input_ids": words[:, :77], "pixel_values": image, "return_loss": True}
+    if kind in {"clip", "siglip"}:
+        return {
+            "input_ids": words[:, : 77 if kind == "clip" else 64],
+            "pixel_values": image,
+            "return_loss": True,
+        }
     if kind == "whisper":
         sound = torch.zeros(BATCH, 80, 2 * CONFIGS[label]["max_source_positions"])
         return {"input_features": sound, "labels": words, "use_cache": False}

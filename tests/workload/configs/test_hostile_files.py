@@ -138,6 +138,11 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank", "whole number"),
         ({"model_type": "deepseek_v32", "mlp_layer_types": ["sparse"]}, "mlp_layer_types", "2 lay"),
         ({"model_type": "Transformer2DModel", "norm_type": "layer_norm"}, "norm_type", "ada_norm"),
+        (
+            {"model_type": "siglip", "text_config": {"projection_size": 512}},
+            "text_config.projection_size",
+            "768",
+        ),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
         ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
         (

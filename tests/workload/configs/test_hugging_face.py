@@ -83,6 +83,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "vit",
         "dinov2",
         "clip",
+        "siglip",
         "whisper",
         "bart",
         "qwen3",
@@ -280,6 +281,7 @@ DERIVED = {
     "moe_layers",
     "mlp_layer_types",
     "indexer_types",
+    "projection_size",
     "word_embed_proj_dim",
 }
 """What transformers works out of other fields when a configuration is made."""
