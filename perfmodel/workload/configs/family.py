@@ -80,7 +80,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
             "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
             "embedding_size index_head_dim index_n_heads attention_head_dim in_channels "
-            "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
+            "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
+            "decoder_ffn_dim"
         ),
     ),
     (

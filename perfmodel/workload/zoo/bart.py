@@ -57,7 +57,7 @@ def bart(
         gathered, parameters=(table, *gathered.parameters), ready=(*gathered.ready, TABLE)
     )
     head = vocabulary_head(
-        "lm_head", s, h, shape.vocabulary, norm=(), tied=True, wide_loss=True, shard=WHOLE
+        "lm_head", s, h, shape.vocabulary, norm=(), tied=True, wide_loss=False, shard=WHOLE
     )
     return assemble(
         name,

@@ -367,7 +367,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Each says something that its family need not have."""
 
 IMAGES = ("vit", "dinov2", "resnet", "convnext")
-ENCODERS = ("modernbert", "bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
 MIXED = frozenset(
@@ -423,6 +423,8 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
     if kind == "t5":
         targets = torch.zeros(BATCH, target_tokens(tokens), dtype=torch.long)
         return {"input_ids": words, "labels": targets, "use_cache": False}
+    if kind == "modernbert":
+        return {"input_ids": words, "labels": words}
     if kind in ENCODERS:
         return {"input_ids": words}
     return {"input_ids": words, "labels": words, "use_cache": False}

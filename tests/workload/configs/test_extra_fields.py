@@ -147,7 +147,8 @@ def test_a_class_alone_does_not_say_how_large_a_model_is(tmp_path: Path) -> None
         {"model_type": "opt", "do_layer_norm_before": False},
         {"model_type": "phi", "qk_layernorm": True},
         {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
-        {"model_type": "falcon"},
+        {"model_type": "falcon", "alibi": True},
+        {"model_type": "wav2vec2"},
     ],
 )
 def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -179,11 +180,17 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ),
         ({"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}, 124.7),
         ({"model_type": "distilbert"}, 67.0),
+        ({"model_type": "bloom", "n_layer": 24, "n_head": 16, "n_embed": 1024}, 559.2),
+        ({"model_type": "bart"}, 406.3),
+        ({"model_type": "glm_moe_dsa"}, 744e3),
     ],
 )
 def test_parameters_of_published_models(
     tmp_path: Path, fields: dict[str, Any], millions: float
 ) -> None:
-    """Phi-2, OPT-1.3b, roberta-base and distilbert-base, as huggingface.co counts them."""
+    """As huggingface.co counts them.
+
+    Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large and GLM-5 (in 1e9).
+    """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)

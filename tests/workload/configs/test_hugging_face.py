@@ -126,13 +126,16 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
     assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.025)
 
 
+NO_SDPA = ("gpt_oss", "gemma2", "bloom", "mpt", "resnet", "convnext")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("label", CONFIGS)
 def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
     size = sample_of(model) if model.kind == "image" else {"sequence_length": 8}
     ours = build(model, **size)
-    eager = CONFIGS[label]["model_type"] in {"gpt_oss", "gemma2"}  # these have no sdpa
+    eager = CONFIGS[label]["model_type"] in NO_SDPA
     module = real_module(label, "eager" if eager else "sdpa")
     fired: list[str] = []
     names = dict(zip(module.parameters(), (name for name, _ in names_of(module)), strict=True))
