@@ -117,7 +117,8 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     """
     tasks, ranks = TaskList.of(request), range(request.ranks)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    arrived = _add_pieces(step, options, _add_backward(step)) if request.ranks > 1 else {}
+    ready = _add_backward(step)
+    arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
     _add_updates_and_forward(step, arrived)
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)

@@ -12,6 +12,7 @@ from perfmodel.scenario.strategies.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import Setup, with_micro_batches
+from perfmodel.training.plan.step_plan import Compute
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes
@@ -75,6 +76,10 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
     )
     check_plan(plan)
     assert plan.samples == ranks * 8 * section.accumulate
+    for each, layer_s in (("forward", 1e-3), ("backward", 2e-3)):  # of one rank, too
+        works = [task.work for task in plan.tasks if task.kind == each]
+        run_s = sum(work.duration_s for work in works if isinstance(work, Compute))
+        assert run_s >= 0.999 * section.accumulate * len(model.layers) * layer_s
     use = strategy.memory(Setup(model, "fp32", "sgd", ranks, 8, options=options))
     whole = model.nbytes + model.buffer_bytes
     share = ranks if kind in SHARDS_PARAMETERS else 1
