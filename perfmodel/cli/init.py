@@ -139,7 +139,12 @@ def init(
     answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
     with flags_as_fields(_FLAGS):
         draft = draft_scenario(answers, output.parent)
-    _write(draft, output, f"perfmodel run {output}, perfmodel advise {output}", force=force)
+    _write(
+        draft,
+        output,
+        f"perfmodel run {output}, perfmodel advise {output}, perfmodel tune {output}",
+        force=force,
+    )
 
 
 def _write(draft: Draft, output: Path, go_on: str, *, force: bool) -> None:

@@ -185,6 +185,14 @@ def _strategies(scenario: Scenario) -> Iterator[Proposed]:
             fields = {f"strategy.{name}": value for name, value in differing}
         if fields:
             yield Proposed(text, fields, "strategy")
+    precision = scenario.compute.precision
+    if precision in ("bf16", "fp16") and getattr(own, "param_dtype", None) is None:
+        casts = {"param_dtype": precision, "reduce_dtype": "fp32"}
+        fields = {"strategy": {"kind": "fsdp", **casts, **more}}
+        if own.kind == "fsdp":
+            fields = {f"strategy.{name}": value for name, value in casts.items()}
+        text, note = f"FSDP with parameters in {precision}", "layers run in it, without autocast"
+        yield Proposed(text, fields, "strategy", "rounding", note)
 
 
 def _batches(scenario: Scenario) -> Iterator[tuple[bool, Proposed]]:

@@ -351,6 +351,29 @@ def test_another_stage_keeps_what_else_is_set() -> None:
     assert not any("with full recomputation" in text for text in fields)  # it has that already
 
 
+@pytest.mark.parametrize(
+    ("strategy", "offered"),
+    [
+        (
+            {"kind": "ddp"},
+            {"strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32"}},
+        ),
+        ({"kind": "fsdp"}, {"strategy.param_dtype": "bf16", "strategy.reduce_dtype": "fp32"}),
+        ({"kind": "fsdp", "param_dtype": "bf16"}, None),
+    ],
+)
+def test_parameters_that_layers_run_in_are_offered_in_place_of_autocast(
+    strategy: dict[str, Any], offered: dict[str, Any] | None
+) -> None:
+    scenario = make_scenario(
+        {**SLOW_NETWORK, "strategy": strategy, "compute": {"precision": "bf16"}}
+    )
+    _, workload, _ = resolve_names(scenario)
+    proposals = list_settings(scenario, workload, load_gpu("a100-sxm4-80gb"), 4)
+    fields = {each.text: each.fields for each in proposals}
+    assert fields.get("FSDP with parameters in bf16") == offered
+
+
 @pytest.mark.parametrize(("node", "count"), [("ethernet-10g", 1), ("dgx-a100", 0)])
 def test_upgrades_are_of_the_nodes_that_the_plan_says(node: str, count: int) -> None:
     plan = SLOW_NETWORK["plan"]
