@@ -80,6 +80,7 @@ ECHOED = (
     "provenance",
     "snippet",
     "snippet_uniform",
+    "words",
 )
 """Parts of an answer that say what was asked."""
 
