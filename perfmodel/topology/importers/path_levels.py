@@ -375,9 +375,13 @@ def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
     host.draft.add_nics(ports)
     extra = len(ports) - len(host.matrix.gpus)
     if extra > 0 and len(host.matrix.gpus) > 1:
+        cells, gpus = host.matrix.cells, host.matrix.gpus
+        paths = {nic: {cells[gpu, nic] for gpu in gpus} for nic in host.matrix.nics}
+        apart = [nic for nic, path in paths.items() if path <= {"NODE", "SYS"}]
+        named = f" (far from all GPUs: {', '.join(apart)})" if 0 < len(apart) <= extra else ""
         host.notes.append(
             f"all {len(ports)} NICs carry training, {extra} more than GPUs: take those for storage"
-            " and management out of the table"
+            f" and management out of the table{named}"
         )
     return [network for network, _, _ in networks]
 

@@ -361,6 +361,20 @@ def test_gpus_of_one_numa_domain_share_it_though_a_virtual_machine_says_sys() ->
     assert [d.id for d in imported.node().nodes if d.kind == "cpu"] == ["cpu0"]
 
 
+def test_nics_that_are_far_from_all_gpus_are_named() -> None:
+    table = (
+        "     GPU0 GPU1 NIC0 NIC1 NIC2\n"
+        "GPU0 X    NV18 PIX  NODE NODE\n"
+        "GPU1 NV18 X    NODE NODE PIX\n"
+        "NIC0 PIX  NODE X    NODE NODE\n"
+        "NIC1 NODE NODE NODE X    NODE\n"
+        "NIC2 NODE PIX  NODE NODE X\n"
+    )
+    said = " ".join(read(table, "h100-sxm5-80gb").notes)
+    assert "3 NICs carry training, 1 more than GPUs" in said
+    assert "(far from all GPUs: NIC1)" in said
+
+
 def test_devices_that_are_nearer_than_the_table_has_them_are_said() -> None:
     """SYS from a GPU to a NIC becomes PHB where other cells join both in one NUMA domain."""
     head = "\tGPU0\tGPU1\tNIC0\tNIC1\n"
