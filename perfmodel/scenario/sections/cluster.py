@@ -21,6 +21,9 @@ from perfmodel.scenario.sections.base import (
 )
 from perfmodel.units import MOST_PARTS
 
+MOST_NICS = 1024
+"""NICs of a host; as many names as one pattern of a template may stand for."""
+
 _SWITCH_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
@@ -72,8 +75,10 @@ class NicSection(Section):
     """NICs of a host; what is left out stays as in the template, or as is usual."""
 
     text: Name | None = Field(default=None, description="in words: '2 x 100 Gbit/s RoCE', '10 GbE'")
-    count: Parts | None = Field(default=None, description="NICs of the host")
-    per_socket: Parts | None = Field(default=None, description="NICs under each CPU, for `count`")
+    count: Parts | None = Field(default=None, le=MOST_NICS, description="NICs of the host")
+    per_socket: Parts | None = Field(
+        default=None, le=MOST_NICS // 8, description="NICs under each CPU, for `count`"
+    )
     rate: Bandwidth | None = Field(default=None, description="of each NIC, one direction")
     kind: Name | None = Field(
         default=None, description="infiniband, roce, efa, tcp (Ethernet), tcpx, tcpxo or omni-path"

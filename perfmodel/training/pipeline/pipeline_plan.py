@@ -12,6 +12,7 @@ of all stages (Megatron-Core 0.16, ``finalize_model_grads.py``, ``clip_grads.py`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -202,6 +203,13 @@ def pipeline_plan(
         write_passes(passes)
         write_end(passes)
     communicators = _communicators(schedule, parts, ranks, tasks)
+    agreed = Counter(t.rank_class for t in tasks if _communicator_of(t) == ALL_STAGES)
+    refuse_if(
+        len(set(agreed.values())) > 1,
+        "strategy.sub_group_size",
+        f"stages that agree on {' and '.join(map(str, sorted(set(agreed.values()))))} norms",
+        "sub-groups as many in each stage, such as by default, beside parallel.pipeline",
+    )
     return StepPlan(
         name=f"{schedule.name} of {schedule.stages} stages, {parts[0].plan.name}",
         classes=tuple(
@@ -214,6 +222,11 @@ def pipeline_plan(
         samples=parts[0].plan.samples,
         semaphores=tuple(dict.fromkeys(s for part in parts for s in part.plan.semaphores)),
     )
+
+
+def _communicator_of(task: Task) -> str | None:
+    """Name of the communicator that a task runs a collective of."""
+    return task.work.communicator if isinstance(task.work, Collective) else None
 
 
 def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> int:
@@ -269,7 +282,7 @@ def _communicators(
         Communicator(TIED, pairs(*ends), "embedding_holders"),
         Communicator(ALL_STAGES, (range(schedule.stages * ranks),), "all_stages"),
     ]
-    used = {getattr(task.work, "communicator", None) for task in tasks}
+    used = set(map(_communicator_of, tasks))
     return tuple(each for each in everything if each.name in used)
 
 

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
 from perfmodel.library.model import load_library
-from perfmodel.scenario import load_scenario
+from perfmodel.scenario import load_scenario, make_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Result
 
@@ -422,3 +422,23 @@ def test_who_chooses_the_algorithm_is_said(
     (line,) = [line for line in found if line.startswith("Communication is ")]
     assert line.endswith(said)
     assert unsaid not in line
+
+
+def test_stages_that_would_wait_for_each_others_norms_are_refused() -> None:
+    """Each sub-group has a norm of all stages: ten on one, nine on the other never end."""
+    scenario = make_scenario(
+        {
+            "perfmodel": 1,
+            "model": {
+                "transformer": {"hidden": 128, "layers": 2, "heads": 4, "vocab": 1000},
+                "tokens": 128,
+            },
+            "compute": {"precision": "bf16"},
+            "strategy": {"kind": "zero", "stage": 3, "sub_group_size": 1},
+            "parallel": {"pipeline": {"stages": 2}},
+            "cluster": {"node": "dgx-a100", "nodes": 1},
+            "training": {"batch_per_gpu": 4},
+        }
+    )
+    with pytest.raises(InputError, match=r"strategy\.sub_group_size: found stages that agree on"):
+        run_scenario(scenario)
