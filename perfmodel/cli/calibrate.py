@@ -37,13 +37,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FLAGS = {
+MACHINE_FLAGS = {
     "topology": "--topology",
     "hosts": "--nodes",
+    "nodes": "--nodes",
     "gpus_per_host": "--gpus-per-node",
     "fabric": "--fabric",
     "kind": "--fabric",
 }
+
+
+MeasuredNodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the file says."),
+]
+OpOfTables = Annotated[
+    str | None,
+    typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
+]
 
 
 def calibrate(
@@ -61,16 +72,10 @@ def calibrate(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="PROFILE", help="Write the profile here.")
     ],
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the file says."),
-    ] = None,
+    nodes: MeasuredNodes = None,
     gpus_per_node: GpusPerNodeOption = None,
     fabric: FabricOption = None,
-    op: Annotated[
-        str | None,
-        typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
-    ] = None,
+    op: OpOfTables = None,
     library: Annotated[
         Literal["nccl", "gloo", "plain"] | None,
         typer.Option(help="Communication library; default: the one that was measured."),
@@ -136,7 +141,7 @@ def _profile_from_sweeps(
         repr(library),
         "'nccl', which these files were measured with",
     )
-    with flags_as_fields(_FLAGS):
+    with flags_as_fields(MACHINE_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
     for text in (note for fit in profile.fits for note in fit.notes):
         print_note(f"Note: {text}.")
@@ -156,7 +161,7 @@ def _profile_from_measurements(
     from perfmodel.topology.templates.build import build_topology
 
     names = [str(path) for path in files]
-    with flags_as_fields(_FLAGS):
+    with flags_as_fields(MACHINE_FLAGS):
         machine = build_topology(
             request.topology,
             hosts=request.nodes or 1,

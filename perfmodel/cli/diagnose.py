@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.calibrate import MACHINE_FLAGS, MeasuredNodes, OpOfTables
 from perfmodel.cli.output import (
     Environment,
     FabricOption,
@@ -21,15 +22,6 @@ from perfmodel.cli.output import (
     print_note,
 )
 
-_FLAGS = {
-    "topology": "--topology",
-    "hosts": "--nodes",
-    "nodes": "--nodes",
-    "gpus_per_host": "--gpus-per-node",
-    "fabric": "--fabric",
-    "kind": "--fabric",
-}
-
 
 def diagnose(
     log: Annotated[
@@ -42,16 +34,10 @@ def diagnose(
             "--topology", metavar="T", help="The machine: a name, or a file (topology import)."
         ),
     ],
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, metavar="N", help="Machines; default: as the log says."),
-    ] = None,
+    nodes: MeasuredNodes = None,
     gpus_per_node: GpusPerNodeOption = None,
     fabric: FabricOption = None,
-    op: Annotated[
-        str | None,
-        typer.Option("--op", metavar="OP", help="Collective of tables that do not name theirs."),
-    ] = None,
+    op: OpOfTables = None,
     env: Environment = None,
     nccl_version: NcclVersion = None,
     profile: ProfileOption = None,
@@ -72,7 +58,7 @@ def diagnose(
     settings = library_settings("nccl", "auto", env or [], nccl_version, one_process=False)
     for text in settings.notes():
         print_note(text)
-    with flags_as_fields(_FLAGS):
+    with flags_as_fields(MACHINE_FLAGS):
         request = MachineRequest(topology, nodes, gpus_per_node, fabric)
         diagnoses = diagnose_log(
             log, request, op=op, settings=settings, profile=load_profile(profile)

@@ -321,3 +321,15 @@ def test_what_a_program_has_no_word_for_is_said() -> None:
     hook = told(DDP, "strategy.hook=quantization_perchannel")
     assert hook["accelerate"].left_out == ("strategy.hook",)
     assert "None, quantization_hooks.quantization_perchannel_hook" in hook["pytorch"].text
+
+
+def test_programs_without_autocast_say_so() -> None:
+    """Megatron trains in bf16 or not at all, and accelerate's FSDP casts what it shards."""
+    wide = ("model.dtype=fp32", "compute.precision=bf16")
+    assert "compute.autocast" in told(SPLIT, *wide, gpus=1024, nodes=128)["megatron"].left_out
+    autocast = told(FSDP, *wide, "strategy={kind: fsdp}", gpus=64, nodes=8)
+    assert "compute.autocast" in autocast["accelerate"].left_out
+    assert "torch.autocast" in autocast["pytorch"].text
+    assert "fsdp_transformer_layer_cls_to_wrap" in autocast["accelerate"].text.splitlines()[0]
+    narrow = told(FSDP, *wide, "strategy={kind: fsdp, param_dtype: bf16}", gpus=64, nodes=8)
+    assert "compute.autocast" not in narrow["accelerate"].left_out

@@ -172,6 +172,21 @@ def test_what_the_log_says_itself_stands_first(tmp_path: Path) -> None:
     assert first["lines"] == [path.read_text("utf-8").splitlines().index(said.strip()) + 1]
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0(8)/GDRDMA", None),
+        ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA", None),
+        ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0(8)", "gpudirect_off"),
+        ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0", "gpudirect_off"),
+        ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0", "sockets"),
+        ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "p2p_off"),
+    ],
+)
+def test_lines_of_nccl_are_read_as_it_means_them(line: str, named: str | None) -> None:
+    assert diagnose_module._said_by(f"h:1 NCCL INFO {line}\n") == ({named: (1,)} if named else {})
+
+
 def test_settings_that_are_stated_are_expected(tmp_path: Path) -> None:
     """NCCL_PROTO=LL on the command line of the run: slow by itself, and so it should be."""
     machine = machine_of(*A100)

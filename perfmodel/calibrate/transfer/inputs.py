@@ -32,7 +32,7 @@ from perfmodel.errors import (
 from perfmodel.files import FileModel, collect_faults, load_document
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
-from perfmodel.library.settings import settings_of
+from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -102,12 +102,7 @@ class _FitInput:
         nodes, gpus_per_node = layout_of(
             sweep, self.request, self.build_topology(1, None).gpus_per_host
         )
-        settings = settings_of(
-            version=sweep.version,
-            env=sweep.env,
-            one_process=bool(sweep.one_process),
-            fields=("NCCL's version", "NCCL's environment"),
-        )
+        settings = settings_of_sweep(sweep)
         topology = self.build_topology(nodes, gpus_per_node)
         self.runs.append((topology, settings, sweep.op, sweep.rows))
         self.files.append(file)
@@ -240,6 +235,20 @@ def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
     )
     note = f"times in place taken for {sizes}: out of place they are spikes"
     return replace(sweep, rows=rows, notes=(*sweep.notes, note)) if sizes else sweep
+
+
+def settings_of_sweep(sweep: Sweep, given: LibrarySettings | None = None) -> LibrarySettings:
+    """Return version and environment of NCCL as a log states them; what is `given` goes before.
+
+    Raises `InputError`: what NCCL does not know.
+    """
+    given = given or LibrarySettings()
+    return settings_of(
+        version=given.version or sweep.version,
+        env={**sweep.env, **given.env},
+        one_process=given.one_process or bool(sweep.one_process),
+        fields=("NCCL's version", "NCCL's environment"),
+    )
 
 
 def layout_of(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:

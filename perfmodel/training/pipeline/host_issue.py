@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from perfmodel.training.pipeline.pass_regions import Work, members_of, seconds_of
 from perfmodel.training.plan.builder import HOST
-from perfmodel.training.plan.step_plan import PASSES, Compute
-from perfmodel.workload.model import LayerTimes
+from perfmodel.training.plan.step_plan import PASSES, Compute, Task
 
 
-def issue_first_layer_alone(works: Sequence[Work], times: LayerTimes) -> list[Work]:
+def issue_first_layer_alone(works: Sequence[Work], kernels: Sequence[int]) -> list[Work]:
     """Part what the host issues of several layers: the first of them, and the others.
 
     Kernels wait for the first alone; what the pass makes waits for the others, too.
+
+    `kernels`: of each layer in this pass.
     """
+    users: dict[int, Task] = {}  # the first that waits for each: kernels, or a call before them
+    for work in reversed(works):
+        users |= dict.fromkeys(work.task.after, work.task)
     parted: list[Work] = []
-    for at, work in enumerate(works):
-        share = _first_layer_share(work, works[at + 1 :], times)
-        if share < 1:
-            issue_s = seconds_of(work.task)
+    for work in works:
+        user = next((users[member] for member in work.members if member in users), None)
+        issued = [kernels[layer] for layer in user.layers] if user else []
+        first = next((each for each in issued if each), 0)
+        if work.task.kind == "issue" and first < sum(issued):
+            issue_s, share = seconds_of(work.task), first / sum(issued)
             rest = work.changed(work=Compute((1 - share) * issue_s), after=(), issues="")
             parted.append(work.changed(work=Compute(share * issue_s)))
             parted.append(Work(rest.task, (), ends_pass=True))
         else:
             parted.append(work)
     return parted
-
-
-def _first_layer_share(work: Work, following: Sequence[Work], times: LayerTimes) -> float:
-    """Share of the first layer in the kernels of layers that a task issues; 1 of other tasks."""
-    if work.task.kind != "issue" or not isinstance(work.task.work, Compute):
-        return 1.0
-    own = set(work.members)
-    user = next((w.task for w in following if not own.isdisjoint(w.task.after)), None)
-    layers = user.layers if user else ()  # of kernels, or of a call that these wait for
-    kind = next((w.task.kind for w in following if w.task.kind in PASSES), None)
-    of_layers = times.backward_kernels if kind == "backward" else times.forward_kernels
-    kernels = [int(of_layers[layer]) for layer in layers]
-    first = next((each for each in kernels if each), 0)
-    return first / sum(kernels) if first and kind else 1.0
 
 
 def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
@@ -60,21 +53,19 @@ def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
 def drop_hidden_issues(works: Sequence[Work]) -> list[Work]:
     """Leave out what the host issues beside kernels that take longer.
 
-    It would change no time: the device is busy beyond it, with what the pass makes and before
-    what the host issues next.
+    It would change no time: the kernels between what the host does before and after end later.
     """
-    kept = [
-        work
-        for at, work in enumerate(works)
-        if not work.ends_pass or seconds_of(work.task) > _kernels_s(works, at)
-    ]
+    kernels_s = [0.0]  # before, between and after what the host does
+    for work in works:
+        if work.task.stream == HOST.name:
+            kernels_s.append(0.0)
+        elif work.task.kind in PASSES:
+            kernels_s[-1] += seconds_of(work.task)
+    around_s = iter([before + after for before, after in pairwise(kernels_s)])
+    kept = []
+    for work in works:
+        beside_s = next(around_s) if work.task.stream == HOST.name else 0.0
+        if not work.ends_pass or seconds_of(work.task) > beside_s:
+            kept.append(work)
     dropped = members_of(works) - members_of(kept)
     return [work.without(dropped) for work in kept]
-
-
-def _kernels_s(works: Sequence[Work], at: int) -> float:
-    """Time of the kernels between what the host issues before a task and after it; seconds."""
-    on_host = [i for i, work in enumerate(works) if work.task.stream == HOST.name]
-    begin = max((i for i in on_host if i < at), default=-1)
-    end = min((i for i in on_host if i > at), default=len(works))
-    return sum(seconds_of(w.task) for w in works[begin + 1 : end] if w.task.kind in PASSES)

@@ -252,7 +252,8 @@ def _prepare_pass(
     `ahead`: whether the host is ahead of the device.
     """
     regions, times = passes.regions[part], passes.parts[part].part.times
-    works = issue_first_layer_alone(regions.passes[key], times)
+    kernels = times.forward_kernels if key[0] == "forward" else times.backward_kernels
+    works = issue_first_layer_alone(regions.passes[key], kernels.tolist())
     works = merge_pass(works, regions.waited_for)
     works, calls, later = drop_host_ahead(works) if ahead else works, list[Work](), list[Work]()
     if paired:

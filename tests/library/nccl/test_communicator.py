@@ -22,7 +22,7 @@ from perfmodel.library.nccl.host_graph import (
 )
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.library.transport import apply_settings
-from perfmodel.topology.faults import remove_links
+from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
@@ -242,6 +242,17 @@ def test_a_lost_nic_changes_no_channels_of_a_running_library():
     ranks, settings = (0, 1, 8, 9), settings_of()
     expected = system_of(whole, Router(whole), ranks, settings)
     assert system_of(lost, Router(lost), ranks, settings) == expected
+
+
+def test_a_slow_link_changes_no_channels_of_a_running_library():
+    """A PCIe link at half its width: NCCL reads ``max_link_width`` when it starts."""
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
+    whole = apply_settings(topology, settings_of())
+    arcs = find_arcs(whole, "n0/nic0 -- n0/pcie0")
+    slow = degrade_links(whole, {arc: 0.5 * whole.arcs.bandwidth_Bps[arc] for arc in arcs})
+    ranks, settings = tuple(range(16)), settings_of()
+    expected = system_of(whole, Router(whole), ranks, settings)
+    assert system_of(slow, Router(slow), ranks, settings) == expected
 
 
 def test_a_merged_adapter_counts_once(tmp_path):
