@@ -187,6 +187,13 @@ def test_lines_of_nccl_are_read_as_it_means_them(line: str, named: str | None) -
     assert diagnose_module._said_by(f"h:1 NCCL INFO {line}\n") == ({named: (1,)} if named else {})
 
 
+def test_what_the_log_names_stands_whatever_it_explains() -> None:
+    machine = machine_of(*A100)
+    rows = measured(machine, LibrarySettings(), 1)
+    found = diagnose(machine, LibrarySettings(), "all_reduce", rows, {"sockets": (7,)})
+    assert (found.suspects[0].names[0], found.suspects[0].lines) == ("sockets", (7,))
+
+
 def test_settings_that_are_stated_are_expected(tmp_path: Path) -> None:
     """NCCL_PROTO=LL on the command line of the run: slow by itself, and so it should be."""
     machine = machine_of(*A100)

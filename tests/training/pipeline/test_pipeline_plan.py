@@ -235,6 +235,14 @@ def test_kernels_begin_once_their_first_layer_is_issued(
     assert simulate(plan, machine_of(2), fidelity="free").step_ends_s[0] == pytest.approx(step_s)
 
 
+@pytest.mark.parametrize(("launch_s", "issues"), [(0.25, 1), (8.0, 2)])
+def test_launches_that_kernels_hide_are_no_tasks(launch_s: float, issues: int) -> None:
+    schedule = make_schedule("1f1b", 2, 1)
+    plan = toy_pipeline(schedule, EVEN, overlap_p2p=False, launch_s=launch_s, blocks=4)
+    first = [task for task in plan.tasks if task.rank_class == "stage 0" and task.kind == "issue"]
+    assert sum("forward" in task.name for task in first) == issues
+
+
 def test_waiting_costs_what_overlap_hides() -> None:
     """GPipe with messages of a second: hidden but for two, or one after each pass of all."""
     schedule = make_schedule("gpipe", 2, 8)
