@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "torch": (("torch",), "measure, and checks against the PyTorch that is installed"),
-    "nvml": (("nvidia-ml-py",), "perfmodel topology discover"),
     "img": (("kaleido",), "figures as PNG and SVG (run --images), with a Chromium"),
     "parquet": (("pyarrow",), "sweep --parquet"),
     "dask": (("dask", "distributed"), "sweep --backend dask"),
@@ -68,7 +67,6 @@ class Devices:
 
     `cpu`, `cores`, `memory_bytes`: None where the system does not say.
     `gpus`: names, as the driver says. `gpu_source`: what said so, or why nothing did.
-    `has_nvml`: whether Python can ask the driver itself.
     `cuda`: what PyTorch says of its CUDA devices. `sees_gpus`: whether it has any; None where it
         was not asked.
     `nics`: name and state or speed of each network interface and RDMA port.
@@ -79,7 +77,6 @@ class Devices:
     memory_bytes: float | None
     gpus: tuple[str, ...]
     gpu_source: str
-    has_nvml: bool
     cuda: str
     sees_gpus: bool | None
     nics: tuple[str, ...]
@@ -165,7 +162,6 @@ def _devices(sysfs: Path) -> Devices:
         ),
         gpus=gpus,
         gpu_source=source,
-        has_nvml=_has_nvml(),
         cuda=cuda,
         sees_gpus=sees_gpus,
         nics=_quietly(lambda: tuple(_read_nics(sysfs)), ()),
@@ -173,33 +169,12 @@ def _devices(sysfs: Path) -> Devices:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Names of GPUs, by NVML, else by nvidia-smi; and what said so."""
-    nothing: tuple[str, ...] | str = "NVML finds no driver"
-    by_nvml = _quietly(_ask_nvml, nothing)
-    if not isinstance(by_nvml, str):
-        return by_nvml, "NVML"
+    """Names of GPUs by nvidia-smi; and what said so, or why nothing did."""
     tool, no_lines = shutil.which("nvidia-smi"), tuple[str, ...]()
     if tool is None:
-        return (), f"{by_nvml}; no nvidia-smi"
+        return (), "no nvidia-smi"
     lines = _quietly(lambda: _ask_tool(tool), no_lines)
-    return lines, "nvidia-smi" if lines else f"{by_nvml}; nvidia-smi lists no GPU"
-
-
-def _has_nvml() -> bool:
-    return importlib.util.find_spec("pynvml") is not None
-
-
-def _ask_nvml() -> tuple[str, ...] | str:
-    if not _has_nvml():
-        return "nvidia-ml-py is not installed (extra nvml)"
-    nvml: Any = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    try:
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        names = list(map(nvml.nvmlDeviceGetName, handles))
-    finally:
-        nvml.nvmlShutdown()
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    return lines, "nvidia-smi" if lines else "nvidia-smi lists no GPU"
 
 
 def _ask_tool(tool: str) -> tuple[str, ...]:
@@ -276,7 +251,14 @@ def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
                     f"--backend nccl --ranks {count} -o nccl.json"
                 ),
             ),
-            (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
+            (
+                count,
+                "this machine as a topology",
+                (
+                    "nvidia-smi topo -m > topo.txt; perfmodel topology import topo.txt "
+                    f"--gpu '{''.join(devices.gpus[:1])}' -o my-node.yaml"
+                ),
+            ),
         )
         if is_able
     }
@@ -293,10 +275,6 @@ def _problems(packages: Mapping[str, str | None], devices: Devices) -> list[str]
             (
                 devices.gpus and devices.sees_gpus is False,
                 "there are GPUs, but this PyTorch sees none: install a build with CUDA",
-            ),
-            (
-                devices.gpus and not devices.has_nvml,
-                "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
             ),
         )
         if is_so

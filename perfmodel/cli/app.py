@@ -129,7 +129,7 @@ COMMANDS = {
 }
 """Module of each command, in the order of the help."""
 
-TOPOLOGY_COMMANDS = ("list", "show", "import", "discover", "check")
+TOPOLOGY_COMMANDS = ("list", "show", "import", "check")
 
 EXAMPLES = r"""
 perfmodel run resnet50-dgx-a100 -o out
@@ -203,7 +203,6 @@ perfmodel topology show mine.graphml -o mine.html
 perfmodel topology import nccl-topo.xml -o my-node.yaml
 perfmodel topology import topo-m.txt --gpu A100-SXM4-80GB -o my-node.yaml
 perfmodel topology import ibnetdiscover.txt -o my-fabric.yaml
-perfmodel topology discover -o my-node.yaml
 perfmodel topology check my-node.yaml
 """
 """Examples of all commands, which the help of each shows."""

@@ -1,4 +1,4 @@
-"""``perfmodel topology list|show|check|import|discover``: hardware descriptions."""
+"""``perfmodel topology list|show|check|import``: hardware descriptions."""
 
 from __future__ import annotations
 
@@ -179,7 +179,6 @@ _KINDS = {
     "nccl-topology": "an NCCL topology",
     "topo-matrix": "nvidia-smi topo -m",
     "ibnetdiscover": "ibnetdiscover",
-    "nvml": "NVML",
 }
 
 Output = Annotated[
@@ -227,18 +226,6 @@ def import_(
                 Path(file), gpu=gpu, template=template, graph=None if graph is None else Path(graph)
             )
         _write(imported, output)
-
-
-def discover(output: Output = None, force: Force = False) -> None:
-    """Describe this machine: GPUs and NVLinks by NVML, NICs by sysfs.
-
-    Needs an NVIDIA driver and nvidia-ml-py (extra nvml).
-    """
-    _check_output(output, force=force)
-
-    from perfmodel.topology.importers.nvml import discover as read_devices
-
-    _write(read_devices(), output)
 
 
 @contextmanager

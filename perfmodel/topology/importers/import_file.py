@@ -39,7 +39,7 @@ _ROOTS = {
     " run NCCL with NCCL_TOPO_DUMP_FILE=FILE instead",
     "html": "an HTML page, perhaps an error message instead of the file",
     "nvidia_smi_log": "the XML of `nvidia-smi -q -x`: it does not say how GPUs are joined; use"
-    " `nvidia-smi topo -m`, or `perfmodel topology discover` on the machine",
+    " `nvidia-smi topo -m`",
 }
 _TEXTS = (
     (

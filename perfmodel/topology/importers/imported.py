@@ -24,7 +24,7 @@ class ImportedTopology:
 
     Parameters
     ----------
-    kind : Kind or {"nvml"}
+    kind : Kind
         What was read.
     document : mapping
         A template of a node, or a fabric; see `perfmodel.topology.templates.spec`.
@@ -36,7 +36,7 @@ class ImportedTopology:
         Comments by section and position: where in the file an entry is from.
     """
 
-    kind: Kind | str
+    kind: Kind
     document: Mapping[str, Any]
     title: str
     notes: tuple[str, ...]
