@@ -61,6 +61,13 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is",
         ),
         (
+            compute.optimizer in ("adafactor", "muon")
+            and (not (strategy.updates_tensors and parts.parallel.is_plain)),
+            "compute.optimizer",
+            f"{compute.optimizer!r}, which updates whole matrices",
+            f"an optimizer of elements with {kind}, or with parallel, where ranks have parts",
+        ),
+        (
             strategy.keeps_masters and not compute.master_weights,
             "compute.master_weights",
             "false",

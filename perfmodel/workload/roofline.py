@@ -37,6 +37,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
+    optimizer_products_s,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
 from perfmodel.workload.pricing import STATED_BYTES, make_pricing
@@ -72,7 +73,7 @@ def layer_times(
         "fp32", "tf32", "fp16", "bf16" or "fp8", as far as the GPU has it. With "fp8" linear layers
         of repeated blocks multiply in fp8, and everything else runs as with "bf16".
     optimizer : str
-        "sgd", "sgd-momentum", "adam" or "adamw".
+        One that `kernel_constants.yaml` lists.
     optimizer_kernels : str
         "foreach" (PyTorch's default), "fused" or "for-loop" (before PyTorch 2.0).
     channels_last : bool
@@ -102,9 +103,9 @@ def layer_times(
     Raises
     ------
     InputError
-        A model without work, an unknown optimizer, a precision that the GPU does not have, a batch
-        or an efficiency out of range, `compiled` for a model that does not state what fuses; fp8
-        that the GPU or the model has nothing for.
+        A model without work, an unknown optimizer or one whose products the GPU has not, a
+        precision that it does not have, a batch or an efficiency out of range, `compiled` for a
+        model that does not state what fuses; fp8 that the GPU or the model has nothing for.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     _check_blocks(workload, bool(fused_attention))
@@ -160,7 +161,8 @@ def layer_times(
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
         layer_launches=kernel_constants().host.layer_kernel,
-        optimizer_s=multi_tensor_s(
+        optimizer_s=optimizer_products_s(workload, optimizer, gpu)
+        + multi_tensor_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
             STATED_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],
             launches,

@@ -133,6 +133,7 @@ class StrategyModel(Section):
     `overlaps`: its collectives run beside layers.
     `has_whole_models`: its workers hold whole models by nature, in no fp8 that anybody knows.
     `reduces_experts`: it averages gradients of experts among the ranks that hold them.
+    `updates_tensors`: each rank updates whole tensors, all of them.
     `wraps_modules`: it may wrap a module that lies on several GPUs of a process.
     """
 
@@ -141,4 +142,5 @@ class StrategyModel(Section):
     overlaps: ClassVar[bool] = True
     has_whole_models: ClassVar[bool] = False
     reduces_experts: ClassVar[bool] = False
+    updates_tensors: ClassVar[bool] = False
     wraps_modules: ClassVar[bool] = False

@@ -243,7 +243,14 @@ class ComputeSection(Section):
         description="standard deviation over mean of the speeds of GPUs of one model, the slowest "
         "of which a step waits for; default: 0.015, and 0 for processes on CPUs",
     )
-    optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
+    optimizer: Literal[
+        "sgd", "sgd-momentum", "adam", "adamw", "lion", "lamb", "adamw-8bit", "adafactor", "muon"
+    ] = Field(
+        default="sgd-momentum",
+        description="'adamw-8bit' (bitsandbytes: a byte for each state), 'adafactor' "
+        "(transformers) and 'muon' (torch.optim: matrices of blocks; the rest by AdamW) run tensor "
+        "by tensor, whatever optimizer_kernels says of others",
+    )
     optimizer_kernels: Literal["foreach", "fused", "for-loop"] = Field(
         default="foreach",
         description="how the optimizer runs: an operation at a time on all tensors (PyTorch's "

@@ -140,6 +140,7 @@ class DdpStrategy(StrategyModel):
     """
 
     kind: Literal["ddp"] = "ddp"
+    updates_tensors: ClassVar[bool] = True
     wraps_modules: ClassVar[bool] = True
     bucket_cap: Bytes | None = None
     first_bucket: Bytes | None = None
@@ -234,6 +235,7 @@ class LocalSgdStrategy(StrategyModel):
     pattern repeats.
     """
 
+    updates_tensors: ClassVar[bool] = True
     kind: Literal["local_sgd"]
     period: MicroSteps = Field(default=4, description="optimizer steps per average of all GPUs")
     levels: tuple[AveragingLevel, ...] = Field(

@@ -13,6 +13,7 @@ class DataParallelStrategy(StrategyModel):
 
     kind: Literal["data_parallel"]
     has_whole_models: ClassVar[bool] = True
+    updates_tensors: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
     accumulate: ClassVar[int] = 1

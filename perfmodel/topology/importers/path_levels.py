@@ -177,7 +177,7 @@ class _HostDraft:
 
 
 def template_from_matrix(
-    matrix: Matrix, file: str, *, kind: str, title: str, gpu: str | None, template: str | None
+    matrix: Matrix, file: str, *, gpu: str | None, template: str | None
 ) -> ImportedTopology:
     """Make a template that has the paths of a matrix.
 
@@ -201,8 +201,10 @@ def template_from_matrix(
         "gpu_p2p": not named.part.geforce,
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }
+    title = f"Imported from {Path(file).name}, nvidia-smi topo -m."
+    notes = tuple(dict.fromkeys(host.notes))
     return ImportedTopology(
-        kind, draft.document(), title, tuple(dict.fromkeys(host.notes)), {"edges": draft.comments}
+        "topo-matrix", draft.document(), title, notes, {"edges": draft.comments}
     )
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
-from pathlib import Path
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.topology.importers.imported import ImportedTopology
@@ -33,14 +32,7 @@ def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) 
     Raises `InputError`: rows that are cut off or wrapped beyond repair, cells that mean nothing, no
     model of GPU; every fault.
     """
-    return template_from_matrix(
-        matrix_of(text, file),
-        file,
-        kind="topo-matrix",
-        title=f"Imported from {Path(file).name}, nvidia-smi topo -m.",
-        gpu=gpu,
-        template=template,
-    )
+    return template_from_matrix(matrix_of(text, file), file, gpu=gpu, template=template)
 
 
 def matrix_of(text: str, file: str) -> Matrix:

@@ -75,13 +75,15 @@ def rank_shards(
     States have the dtype of their parameter. Adam counts steps for each parameter that its
     optimizer sees: a flat one for each unit of version 1, or those of which the rank has a part.
     """
-    states = kernel_constants().optimizer(optimizer).state_tensors
+    kind = kernel_constants().optimizer(optimizer)
     count_bytes = STEP_BYTES if optimizer in ("adam", "adamw") else 0
     return (
         sum(unit.own_bytes // unit.ranks for unit in units),
         sum(unit.kept_gradient_bytes // unit.ranks for unit in units),
         sum(
-            states * ITEM_BYTES[unit.own_dtype] * elements + count_bytes
+            kind.state_tensors
+            * round(kind.item_bytes(elements, ITEM_BYTES[unit.own_dtype]) * elements)
+            + count_bytes
             for unit in units
             if unit.trained
             for elements in _updated_elements(unit, options)

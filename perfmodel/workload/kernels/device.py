@@ -126,14 +126,33 @@ class OptimizerKind:
     `operations`, `passes`, `copies`: where it is not fused: element-wise operations, how often
         these read or write a tensor of the parameters' size, and such tensors that they make.
     `corrections`: whether the host then computes factors for each tensor.
+    `fused_passes`: where the fused kernels read or write more than once what there is.
+    `tensor_kernels`: of each tensor, where no kernel is over several; then `passes` are theirs.
+    `state_item_bytes`: of an element of state, in tensors of `narrow_from` elements or more.
+    `edges`: states of a mean for each row and column.
+    `rounds`: of products of Newton and Schulz, which make a matrix orthogonal.
+    `matrices`: how matrices are updated, where that is another way; with rounds, those of blocks.
     """
 
     state_tensors: int
-    tensors_per_launch: int
-    operations: int
-    passes: int
-    copies: int
+    passes: float
+    tensors_per_launch: int = 1
+    operations: int = 1
+    copies: int = 0
     corrections: bool = False
+    fused_passes: int = 0
+    tensor_kernels: int = 0
+    state_item_bytes: float = 4.0
+    narrow_from: int = 0
+    edges: int = 0
+    rounds: int = 0
+    matrices: OptimizerKind | None = None
+
+    def item_bytes(self, elements: int, wide_bytes: int = 4) -> float:
+        """Bytes of an element of state in a tensor of so many, which else is so wide."""
+        return (
+            min(self.state_item_bytes, wide_bytes) if elements >= self.narrow_from else wide_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -223,12 +242,16 @@ def kernel_constants() -> KernelConstants:
         },
         norm=NormConstants(**values("norm")),
         elementwise_backward=float(data["elementwise"]["backward"]["value"]),
-        optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
+        optimizers={name: _optimizer(**entry) for name, entry in data["optimizers"].items()},
         host=HostConstants(**values("host")),
         elements_per_launch=int(data["elements_per_launch"]),
         tensors_per_operation=int(data["tensors_per_operation"]),
         for_loop=ForLoopConstants(**values("for_loop")),
     )
+
+
+def _optimizer(matrices: Mapping[str, Any] | None = None, **own: Any) -> OptimizerKind:
+    return OptimizerKind(**own, matrices=None if matrices is None else OptimizerKind(**matrices))
 
 
 @dataclass(frozen=True, slots=True)

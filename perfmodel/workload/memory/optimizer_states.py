@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
-from perfmodel.workload.kernels.device import kernel_constants
+from perfmodel.errors import refuse_if
+from perfmodel.memo import grouped
+from perfmodel.topology.model import Gpu
+from perfmodel.workload.kernels.device import OptimizerKind, kernel_constants, make_device
+from perfmodel.workload.kernels.kernel_times import product_s
+from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 OptimizerKernels = Literal["foreach", "fused", "for-loop"]
 """How an optimizer runs: an operation at a time on all tensors (PyTorch's default from 2.0 on), all
 of it in one pass (``fused=True``, Apex, DeepSpeed), or tensor by tensor (PyTorch before 2.0)."""
+
+PRODUCTS_OF_ROUND = 3
+"""Of Newton and Schulz."""
 
 STATE_BYTES = 4
 """Optimizer state and master weights are fp32."""
@@ -25,23 +37,75 @@ def optimizer_state_bytes(
 
     `master_weights`: False: states of the parameters' own dtype and no copies, as torch.optim has.
     """
-    states = kernel_constants().optimizer(optimizer).state_tensors
-    if not master_weights:
-        return sum(tensor.nbytes * states for tensor in _trained_tensors(workload))
-    return sum(
-        tensor.numel * STATE_BYTES * (states + _has_master_weights(tensor))
-        for tensor in _trained_tensors(workload)
+    return round(
+        sum(
+            _states_bytes(tensor, kind, wide)
+            + wide * tensor.numel * (wide > ITEM_BYTES[tensor.dtype])
+            for tensor, kind, wide in _updates(workload, optimizer, master_weights)
+        )
     )
+
+
+def _updates(
+    workload: Workload, optimizer: str, master_weights: bool = True
+) -> list[tuple[ParameterTensor, OptimizerKind, int]]:
+    """Trained tensors, each with what updates it, and bytes of an element that is updated."""
+    kind = kernel_constants().optimizer(optimizer)
+    return [
+        (
+            tensor,
+            kind.matrices if kind.matrices and _is_matrix(tensor, kind.matrices) else kind,
+            STATE_BYTES if master_weights else ITEM_BYTES[tensor.dtype],
+        )
+        for tensor in (workload.tensors[index] for index in workload.ready_order)
+    ]
+
+
+def _is_matrix(tensor: ParameterTensor, kind: OptimizerKind) -> bool:
+    """Whether a tensor is updated as a matrix; by products only within repeated blocks."""
+    return len(tensor.shape) > 1 and (kind.rounds == 0 or block_of(tensor.name) is not None)
+
+
+def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int) -> float:
+    """Bytes of one tensor's state, without a copy of its elements."""
+    full = kind.state_tensors * kind.item_bytes(tensor.numel, wide_bytes) * tensor.numel
+    return full + kind.edges * wide_bytes * sum(tensor.numel / n for n in tensor.shape[-2:])
+
+
+def optimizer_products_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
+    """Time of the products that make matrices of updates orthogonal; seconds.
+
+    Of a matrix X, whose rows are the shorter side, each round of Newton and Schulz is A = X X',
+    B = b A + c A A and a X + B X (torch/optim/_muon.py). Experts in one tensor are a batch.
+
+    Raises `InputError`: the GPU has no bf16, in which they are.
+    """
+    matrices = ((tensor, kind.rounds) for tensor, kind, _ in _updates(workload, optimizer))
+    shapes = Counter((*_sides(tensor), rounds) for tensor, rounds in matrices if rounds)
+    if not shapes:
+        return 0.0
+    lacks = "bf16" not in gpu.matmul_efficiency
+    refuse_if(lacks, "optimizer", f"{optimizer!r} on {gpu.name}", "a GPU that has bf16")
+    device = make_device(gpu, "bf16", ITEM_BYTES["bf16"])
+    return sum(
+        times * rounds * product_s(MatrixProduct(m, columns, depth, count), device)
+        for (count, m, n, rounds), times in shapes.items()
+        for columns, depth in ((m, n), (m, m), (n, m))
+    )
+
+
+def _sides(tensor: ParameterTensor) -> tuple[int, int, int]:
+    """Matrices of a tensor, and the shorter and the longer side of each; kernels lie flat."""
+    is_batch = tensor.of_experts and len(tensor.shape) > 2
+    count, height, *width = tensor.shape if is_batch else (1, *tensor.shape)
+    return count, min(height, prod(width)), max(height, prod(width))
 
 
 def temporary_share(workload: Workload, optimizer: str) -> float:
     """Copies that a step makes operation by operation, over all of the optimizer's states."""
-    copies = kernel_constants().optimizer(optimizer).copies
-    states_bytes = optimizer_state_bytes(workload, optimizer)
-    if not states_bytes:
-        return 0.0
-    elements = sum(tensor.numel for tensor in _trained_tensors(workload))
-    return copies * STATE_BYTES * elements / states_bytes
+    updates = _updates(workload, optimizer)
+    copies_bytes = sum(kind.copies * STATE_BYTES * tensor.numel for tensor, kind, _ in updates)
+    return copies_bytes / (optimizer_state_bytes(workload, optimizer) or 1)
 
 
 def optimizer_bytes(
@@ -59,17 +123,25 @@ def optimizer_bytes(
 
     `master_weights`: as for `optimizer_state_bytes`.
     """
-    constants = kernel_constants()
-    kind = constants.optimizer(optimizer)
-    states = kind.state_tensors
-    passes = 0 if kernels == "fused" else kind.passes - (3 + 2 * states)
-    passes += constants.for_loop.passes if kernels == "for-loop" else 0
-    if not master_weights:
-        return sum(t.nbytes * (3 + 2 * states + passes) for t in _trained_tensors(workload))
-    return sum(
-        tensor.numel * (_step_bytes(tensor, states) + passes * STATE_BYTES)
-        for tensor in _trained_tensors(workload)
+    return round(
+        sum(
+            _moved_bytes(tensor, kind, wide_bytes, kernels)
+            for tensor, kind, wide_bytes in _updates(workload, optimizer, master_weights)
+        )
     )
+
+
+def _moved_bytes(
+    tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int, kernels: OptimizerKernels
+) -> float:
+    """Bytes that a step moves of one tensor and its state."""
+    own, once = ITEM_BYTES[tensor.dtype], 3 + 2 * kind.state_tensors
+    is_fused = kernels == "fused" and not kind.tensor_kernels
+    passes = max(kind.fused_passes if is_fused else kind.passes, once) - once
+    passes += kernel_constants().for_loop.passes if kernels == "for-loop" else 0
+    weight = 2 * wide_bytes + own if wide_bytes > own else 2 * own
+    states = 2 * _states_bytes(tensor, kind, wide_bytes)
+    return tensor.numel * (own + weight + passes * wide_bytes) + states
 
 
 def optimizer_launches(
@@ -79,41 +151,31 @@ def optimizer_launches(
 
     Source: ATen/native/cuda/MultiTensorApply.cuh.
     """
+    updated = grouped((kind, tensor.numel) for tensor, kind, _ in _updates(workload, optimizer))
+    return sum(_launches(kind, sizes, kernels) for kind, sizes in updated.items())
+
+
+def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKernels) -> int:
+    """Kernels over tensors of some sizes, in elements."""
     constants = kernel_constants()
-    kind = constants.optimizer(optimizer)
-    trained = _trained_tensors(workload)
-    if kernels == "for-loop":
-        return len(trained) * (kind.operations + constants.for_loop.operations)
-    elements = sum(tensor.numel for tensor in trained)
+    if kernels == "for-loop" or kind.tensor_kernels:
+        each = kind.tensor_kernels + PRODUCTS_OF_ROUND * kind.rounds or kind.operations
+        more = constants.for_loop.operations if kernels == "for-loop" else 0
+        return len(sizes) * (each + more)
     each, times = (
         (constants.tensors_per_operation, kind.operations)
         if kernels == "foreach"
         else (kind.tensors_per_launch, 1)
     )
-    return times * (-(-len(trained) // each) + elements // constants.elements_per_launch)
+    return times * (-(-len(sizes) // each) + sum(sizes) // constants.elements_per_launch)
 
 
 def optimizer_operations(
     workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
 ) -> int:
     """Operations alone that take the host as long as one optimizer step: launches, and lists."""
-    constants = kernel_constants()
-    corrects = constants.optimizer(optimizer).corrections and kernels != "fused"
-    lists = constants.host.tensor + constants.host.corrections * corrects
-    launches = optimizer_launches(workload, optimizer, kernels)
-    return round(launches + lists * len(workload.ready_order))
-
-
-def _step_bytes(tensor: ParameterTensor, states: int) -> int:
-    """Bytes that a step moves per element of one tensor."""
-    own = ITEM_BYTES[tensor.dtype]
-    weight = 2 * STATE_BYTES + own if _has_master_weights(tensor) else 2 * own
-    return own + weight + 2 * STATE_BYTES * states
-
-
-def _trained_tensors(workload: Workload) -> list[ParameterTensor]:
-    return [workload.tensors[index] for index in workload.ready_order]
-
-
-def _has_master_weights(tensor: ParameterTensor) -> bool:
-    return ITEM_BYTES[tensor.dtype] < STATE_BYTES
+    host = kernel_constants().host
+    corrected = sum(kind.corrections for _, kind, _ in _updates(workload, optimizer))
+    lists = host.tensor * len(workload.ready_order)
+    lists += host.corrections * corrected * (kernels != "fused")
+    return round(optimizer_launches(workload, optimizer, kernels) + lists)
