@@ -40,8 +40,8 @@ def test_half_precision_parameters_have_master_weights():
 
 # torch/optim/adam.py, _multi_tensor_adam: lerp_ (3 passes), mul_ (2), addcmul_ (3), sqrt (2),
 # div_ (2), add_ (2), addcdiv_ (4); AdamW's decay mul_ (2). sgd.py, _multi_tensor_sgd: decay add
-# (3), momentum mul_ (2) and add_ (3), step add_ (3). Lion and LAMB: what pytorch_optimizer 4.1 calls
-# with decay, recorded on a CPU.
+# (3), momentum mul_ (2) and add_ (3), step add_ (3). Lion and LAMB: what pytorch_optimizer 4.1
+# calls with decay, recorded on a CPU.
 @pytest.mark.parametrize(
     ("optimizer", "passes", "operations"),
     [

@@ -202,10 +202,8 @@ def template_from_matrix(
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }
     title = f"Imported from {Path(file).name}, nvidia-smi topo -m."
-    notes = tuple(dict.fromkeys(host.notes))
-    return ImportedTopology(
-        "topo-matrix", draft.document(), title, notes, {"edges": draft.comments}
-    )
+    said = tuple(dict.fromkeys(host.notes))
+    return ImportedTopology("topo-matrix", draft.document(), title, said, {"edges": draft.comments})
 
 
 def _check_template(host: _HostDraft, node: NodeSpec | None) -> None:
