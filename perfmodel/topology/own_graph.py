@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import (
@@ -127,12 +127,26 @@ class _StatedEdge(BaseModel):
     lanes: Parts = 1
 
 
+class _StatedMachine(BaseModel):
+    reach: dict[str, Any] = {}
+    sockets: dict[str, Any] = {}
+    power_limit_W: float | None = None
+    launch_s: float | None = None
+
+
+class _StatedFacts(BaseModel):
+    gpus_per_node: Annotated[int, Field(strict=True, ge=1)] | None = None
+    machine: _StatedMachine = _StatedMachine()
+    fabric: dict[str, Any] = {}
+
+
 class _StatedGraph(BaseModel):
-    """Attributes that the nodes and edges of a user's graph must have or may have, by their names.
+    """Attributes that a user's graph, its nodes and edges must have or may have, by their names.
 
     Other attributes are left alone.
     """
 
+    graph: _StatedFacts
     nodes: dict[str, _StatedNode]
     edges: dict[str, _StatedEdge]
 
@@ -154,6 +168,7 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
     ]
     faults += _model_faults(graph, names)
     document = {
+        "graph": graph.graph,
         "nodes": {names[node]: dict(data) for node, data in graph.nodes(data=True)},
         "edges": {label: dict(row[2]) for label, row in zip(labels, links, strict=True)},
     }

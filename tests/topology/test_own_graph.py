@@ -359,3 +359,22 @@ def test_no_time_beats_the_minimum_cut(graph: nx.Graph, algorithm: str) -> None:
         for fidelity in ("flow", "message", "reference")
     ]
     assert min(times) >= nbytes / cut_Bps * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"machine": 5}, r"graph\.machine: found 5"),
+        ({"machine": {"reach": 5}}, r"graph\.machine\.reach: found 5"),
+        ({"fabric": 5}, r"graph\.fabric: found 5"),
+        ({"gpus_per_node": "x"}, r"graph\.gpus_per_node: found 'x'"),
+    ],
+)
+def test_facts_of_the_whole_have_their_types(facts: dict[str, object], named: str) -> None:
+    graph = nx.cycle_graph(2)
+    graph.graph.update(facts)
+    for node in graph:
+        graph.nodes[node].update(kind="gpu", model="a100-sxm4-80gb")
+    graph.edges[0, 1].update(bandwidth="25 GB/s", latency="1 us")
+    with pytest.raises(InputError, match=named):
+        topology_of(graph)
