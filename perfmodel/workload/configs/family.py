@@ -68,10 +68,11 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
             "sliding_window_pattern no_rope_layer_interval decoder_sparse_step "
-            "interleave_moe_layer_step global_attn_every_n_layers"
+            "interleave_moe_layer_step global_attn_every_n_layers layers_per_block"
         ),
     ),
     (Layers | None, "num_decoder_layers"),
+    (Layers | tuple[Layers, ...], "transformer_layers_per_block"),
     (
         Width,
         (
@@ -88,7 +89,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         Width | None,
         (
             "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim "
-            "pooler_output_size rotary_dim out_channels projection_size"
+            "pooler_output_size rotary_dim out_channels projection_size "
+            "projection_class_embeddings_input_dim"
         ),
     ),
     (
@@ -124,7 +126,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
-            "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+            "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
+            "use_linear_projection"
         ),
     ),
     (
@@ -144,12 +147,24 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
-    (tuple[Width, ...], "hidden_sizes"),
+    (tuple[Width, ...], "hidden_sizes block_out_channels"),
+    (tuple[Literal["CrossAttnDownBlock2D", "DownBlock2D"], ...], "down_block_types"),
+    (tuple[Literal["CrossAttnUpBlock2D", "UpBlock2D"], ...], "up_block_types"),
+    (Literal["UNetMidBlock2DCrossAttn"], "mid_block_type"),
+    (Literal["text_time"] | None, "addition_embed_type"),
+    (Literal[32], "norm_num_groups"),
+    (Literal["silu"], "act_fn"),
     (tuple[Layers, ...], "depths"),
     (Literal["basic", "bottleneck"], "layer_type"),
     (Literal[4], "expansion_ratio"),
     (Literal["multihead_attention"], "attn_type"),
-    (None, "clip_qkv index_topk_pattern cross_attention_dim"),
+    (
+        None,
+        (
+            "clip_qkv index_topk_pattern cross_attention_dim class_embed_type time_embedding_dim "
+            "encoder_hid_dim"
+        ),
+    ),
     (Literal["ada_norm_zero"], "norm_type"),
     (Literal["gelu-approximate"], "activation_fn"),
     (Literal[1], "index_topk_freq"),

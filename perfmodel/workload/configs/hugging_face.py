@@ -17,7 +17,7 @@ from typing import Any, Literal
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.sections.base import Switch
-from perfmodel.workload.configs import family_models
+from perfmodel.workload.configs import family_models, image_models
 from perfmodel.workload.configs.decoder_models import decoder_model, expert_model
 from perfmodel.workload.configs.family import (
     Family,
@@ -63,7 +63,9 @@ pooler_type directionality attention_probs_dropout_prob embd_pdrop dense_act_fn 
 scale_decoder_outputs feed_forward_proj encoder_stride scale_embedding use_weighted_layer_sum
 classifier_proj_size apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
 mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width num_hidden_layers
-_class_name _diffusers_version text_config_dict vision_config_dict initializer_cutoff_factor
+_class_name _diffusers_version flip_sin_to_cos freq_shift downsample_padding mid_block_scale_factor
+addition_time_embed_dim
+text_config_dict vision_config_dict initializer_cutoff_factor
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Fields that change no tensor and no work, or that the library does not read, as in
@@ -230,7 +232,7 @@ def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> list[Fault]:
 
     Code of its own calls them by other names (phi-msft), and has other defaults.
     """
-    kind = fields.get("model_type")
+    kind = fields.get("model_type", fields.get("_class_name"))
     if isinstance(kind, str) and kind in FAMILIES:
         return []
     allowed = f"its value: a {kind!r} may call it by another name than {family.name} does"
@@ -338,11 +340,12 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "distilbert": family_models.distilbert_model,
     "t5": family_models.t5_model,
     "bart": family_models.bart_model,
-    "vit": family_models.vit_model,
-    "resnet": family_models.resnet_model,
-    "convnext": family_models.convnext_model,
-    "dit": family_models.dit_model,
-    "clip": family_models.clip_model,
+    "vit": image_models.vit_model,
+    "resnet": image_models.resnet_model,
+    "convnext": image_models.convnext_model,
+    "dit": image_models.dit_model,
+    "unet": image_models.unet_model,
+    "clip": image_models.clip_model,
     "whisper": family_models.whisper_model,
 }
 _TYPES: Mapping[str, Any] = {
@@ -359,6 +362,7 @@ _TYPES: Mapping[str, Any] = {
     "silu": Literal["silu"],
     "relu": Literal["relu"],
     "three": Literal[3],
+    "width or widths": Width | tuple[Width, ...],
 }
 """What rows call the types of fields that a family has its own of."""
 _SECTION_TYPES = {"hidden_act": Function, "attention_dropout": Rate, "attn_pdrop": Nothing}

@@ -1,11 +1,11 @@
-"""The U-Net of Stable Diffusion XL as diffusers builds it.
+"""U-Nets of diffusers that a text guides, as those of Stable Diffusion 1.5, 2 and XL.
 
-Residual blocks with a time, and transformers with a text, at three resolutions.
+Residual blocks with a time, and transformers with a text, at three or four resolutions.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
@@ -31,22 +31,13 @@ from perfmodel.workload.zoo.layers import (
 from perfmodel.workload.zoo.transformer import attention
 
 SDXL = "stable-diffusion-xl-base-1.0"
-CHANNELS = (320, 640, 1280)
-"""Of the three resolutions."""
-DEPTHS = (0, 2, 10)
-"""Blocks of each transformer at the three resolutions; Podell et al. 2023, table 1."""
-DOWN_BLOCKS = 2
-"""Residual blocks of a resolution on the way down; one more on the way up."""
-LATENT_CHANNELS, SHRUNK = 4, 8
-"""Channels of the autoencoder's code, and pixels of a side that become one of it."""
-TIME_WIDTH, TIME_FEATURES, ADDED_FEATURES = 1280, 320, 2816
-"""Width of the time's embedding; sinusoids of the time; pooled text and sizes of the picture."""
-TEXT_TOKENS, TEXT_WIDTH = 77, 2048
+SHRUNK = 8
+"""Pixels of a side that become one of the autoencoder's code."""
+TEXT_TOKENS = 77
 NORM_GROUPS = 32
 """Groups of channels of a normalisation."""
 WIDTH_FACTOR = 4
 """Inner width of a perceptron over that of its block; as much again gates it."""
-HEAD_SIZE = 64
 STAGES = (
     "conv_in",
     "time_embedding",
@@ -61,38 +52,69 @@ KINDS = ("attentions", "resnets", "downsamplers", "upsamplers")
 """Modules of the network, and those of a stage, in the order in which diffusers registers them."""
 
 
-def unet(*, dtype: str, image_size: int) -> Workload:
+@dataclass(frozen=True, slots=True)
+class UnetShape:
+    """Channels, blocks of each transformer (0: none) and its heads, of each resolution.
+
+    `text_width`: of the text's tokens.
+    `blocks`: residual blocks of a resolution on the way down; one more on the way up.
+    `added`: features of what is added to the time (pooled text and sizes of the picture, in XL).
+    `mapped`: whether transformers begin and end with maps of pixels, not with convolutions.
+    `code`, `out`: channels of what is read, the autoencoder's code, and of what is put out.
+    """
+
+    channels: tuple[int, ...] = (320, 640, 1280)
+    depths: tuple[int, ...] = (0, 2, 10)
+    heads: tuple[int, ...] = (5, 10, 20)
+    middle: int = 10
+    text_width: int = 2048
+    blocks: int = 2
+    added: int | None = 2816
+    mapped: bool = True
+    code: int = 4
+    out: int = 4
+
+
+SDXL_SHAPE = UnetShape()
+"""Podell et al. 2023, table 1."""
+
+
+def unet(
+    *, dtype: str, image_size: int, name: str = SDXL, shape: UnetShape = SDXL_SHAPE
+) -> Workload:
     """U-Net of Podell et al. 2023 (arXiv 2307.01952), which learns to tell the noise of a code.
 
     The autoencoder and the text encoders, which are not trained, are not part of it.
     """
     side = max(1, image_size // SHRUNK)
-    code = Image(LATENT_CHANNELS, side, side)
-    first, image = plain_convolution("conv_in", code, CHANNELS[0])
-    down, waiting = _way_down(image)
+    code, time = Image(shape.code, side, side), shape.channels[0]
+    first, image = plain_convolution("conv_in", code, time)
+    down, waiting = _way_down(image, shape)
     lowest = waiting[-1]
-    up, image = _way_up(lowest, waiting)
-    last, _ = plain_convolution("conv_out", image, LATENT_CHANNELS)
+    up, image = _way_up(lowest, waiting, shape)
+    last, _ = plain_convolution("conv_out", image, shape.out)
+    width = WIDTH_FACTOR * time
+    middle = transformer("mid_block.attentions.0", lowest, shape.middle, shape.heads[-1], shape)
     parts = [
-        *_embedded("time_embedding", TIME_FEATURES),
-        *_embedded("add_embedding", ADDED_FEATURES),
+        *_embedded("time_embedding", time, width),
+        *(_embedded("add_embedding", shape.added, width) if shape.added else ()),
         first,
         *down,
-        *residual_block("mid_block.resnets.0", lowest, CHANNELS[-1]),
-        *transformer("mid_block.attentions.0", lowest, DEPTHS[-1]),
-        *residual_block("mid_block.resnets.1", lowest, CHANNELS[-1]),
+        *residual_block("mid_block.resnets.0", lowest, lowest.channels, width),
+        *middle,
+        *residual_block("mid_block.resnets.1", lowest, lowest.channels, width),
         *up,
         group_norm("conv_norm_out", image, activation=True),
         last,
     ]
     return assemble(
-        SDXL,
+        name,
         parts,
         dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
-        input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
-        output_elements=float(code.elements),
+        input_elements=float(code.elements + TEXT_TOKENS * shape.text_width),
+        output_elements=float(shape.out * side**2),
         registered=sorted(
             [parameter for part in parts for parameter in part.parameters], key=_registered_place
         ),
@@ -106,31 +128,31 @@ def _registered_place(parameter: Parameter) -> tuple[int, int, list[int]]:
     return STAGES.index(stage), int(path[0]) if path[0].isdigit() else 0, kinds
 
 
-def _embedded(name: str, features: int) -> list[Module]:
+def _embedded(name: str, features: int, width: int) -> list[Module]:
     """Map features of the time, or of what is added to it, twice."""
     return [
         linear(
             f"{name}.linear_{number}",
             1,
             inputs,
-            TIME_WIDTH,
+            width,
             saved_elements=float(inputs * number),
             kernels=2,
-            vector_elements=float(ACTIVATION_PASSES * TIME_WIDTH),
+            vector_elements=float(ACTIVATION_PASSES * width),
         )
-        for number, inputs in ((1, features), (2, TIME_WIDTH))
+        for number, inputs in ((1, features), (2, width))
     ]
 
 
-def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
+def _way_down(image: Image, shape: UnetShape) -> tuple[list[Module], list[Image]]:
     """Blocks of each resolution, and their results, which wait for the way up."""
     parts, waiting = list[Module](), [image]
-    for place, (channels, depth) in enumerate(zip(CHANNELS, DEPTHS, strict=True)):
+    for place, channels in enumerate(shape.channels):
         name = f"down_blocks.{place}"
-        for layer in range(DOWN_BLOCKS):
-            parts += _layer(name, layer, waiting[-1], channels, depth)
+        for layer in range(shape.blocks):
+            parts += _layer(name, layer, waiting[-1], place, shape)
             waiting.append(replace(waiting[-1], channels=channels))
-        if channels != CHANNELS[-1]:
+        if place + 1 < len(shape.channels):
             part, image = plain_convolution(
                 f"{name}.downsamplers.0.conv", waiting[-1], channels, stride=2
             )
@@ -139,15 +161,15 @@ def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
     return parts, waiting
 
 
-def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
+def _way_up(image: Image, waiting: list[Image], shape: UnetShape) -> tuple[list[Module], Image]:
     """Blocks that also see what waited, and the image at twice the sides after each."""
     parts: list[Module] = []
-    for place, (channels, depth) in enumerate(zip(CHANNELS[::-1], DEPTHS[::-1], strict=True)):
+    for place, channels in enumerate(shape.channels[::-1]):
         name = f"up_blocks.{place}"
-        for layer in range(DOWN_BLOCKS + 1):
+        for layer in range(shape.blocks + 1):
             joined = replace(image, channels=image.channels + waiting.pop().channels)
             parts.append(_copied(f"{name}.concat.{layer}", 2.0 * joined.elements))
-            parts += _layer(name, layer, joined, channels, depth)
+            parts += _layer(name, layer, joined, -1 - place, shape)
             image = replace(image, channels=channels)
         if waiting:
             image = replace(waiting[-1], channels=channels)  # each pixel repeated
@@ -156,12 +178,12 @@ def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
     return parts, image
 
 
-def _layer(name: str, layer: int, image: Image, channels: int, depth: int) -> list[Module]:
-    """A residual block, and a transformer after it where the resolution has one."""
-    return residual_block(f"{name}.resnets.{layer}", image, channels) + (
-        transformer(f"{name}.attentions.{layer}", replace(image, channels=channels), depth)
-        if depth
-        else []
+def _layer(name: str, layer: int, image: Image, place: int, shape: UnetShape) -> list[Module]:
+    """A residual block of a resolution, and a transformer after it where that has one."""
+    channels, depth, heads = shape.channels[place], shape.depths[place], shape.heads[place]
+    width, out = WIDTH_FACTOR * shape.channels[0], replace(image, channels=channels)
+    return residual_block(f"{name}.resnets.{layer}", image, channels, width) + (
+        transformer(f"{name}.attentions.{layer}", out, depth, heads, shape) if depth else []
     )
 
 
@@ -205,8 +227,11 @@ def plain_convolution(
     ), out
 
 
-def residual_block(name: str, image: Image, channels: int) -> list[Module]:
-    """Norm, SiLU, convolution, twice; the time is added between, the input after."""
+def residual_block(name: str, image: Image, channels: int, time: int) -> list[Module]:
+    """Norm, SiLU, convolution, twice; the time, of so many elements, is added between.
+
+    The input is added after.
+    """
     first, out = plain_convolution(f"{name}.conv1", image, channels)
     last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=ADD_PASSES + 2)
     parts = [
@@ -215,11 +240,11 @@ def residual_block(name: str, image: Image, channels: int) -> list[Module]:
         linear(
             f"{name}.time_emb_proj",
             1,
-            TIME_WIDTH,
+            time,
             channels,
-            vector_elements=ACTIVATION_PASSES * TIME_WIDTH + 2.0 * out.elements,
+            vector_elements=ACTIVATION_PASSES * time + 2.0 * out.elements,
             fused_elements=2.0 * out.elements,
-            saved_elements=float(TIME_WIDTH),
+            saved_elements=float(time),
             kernels=3,
         ),
         group_norm(f"{name}.norm2", out, activation=True),
@@ -231,33 +256,40 @@ def residual_block(name: str, image: Image, channels: int) -> list[Module]:
     return [*parts, plain_convolution(f"{name}.conv_shortcut", image, channels, 1)[0]]
 
 
-def transformer(name: str, image: Image, depth: int) -> list[Module]:
+def transformer(name: str, image: Image, depth: int, heads: int, shape: UnetShape) -> list[Module]:
     """Normalise, map each pixel, run blocks over all pixels, map back, add the input."""
-    width, pixels, kept = image.channels, image.height * image.width, float(image.elements)
+    width, pixels = image.channels, image.height * image.width
     blocks = (f"{name}.transformer_blocks.{block}" for block in range(depth))
+    begin, end = (
+        linear(part, pixels, width, width, saved_elements=float(image.elements))
+        if shape.mapped
+        else plain_convolution(part, image, width, 1)[0]
+        for part in (f"{name}.proj_in", f"{name}.proj_out")
+    )
     return [
         group_norm(f"{name}.norm", image, activation=False),
-        linear(f"{name}.proj_in", pixels, width, width, saved_elements=kept),
-        *chain.from_iterable(_transformer_block(block, pixels, width) for block in blocks),
-        linear(
-            f"{name}.proj_out",
-            pixels,
-            width,
-            width,
-            saved_elements=kept,
+        begin,
+        *chain.from_iterable(
+            _transformer_block(block, pixels, width, heads, shape.text_width) for block in blocks
+        ),
+        with_work(
+            end,
             kernels=3,
-            vector_elements=float((ADD_PASSES + 2) * image.elements),
-            fused_elements=float(JOIN_PASSES * image.elements),
+            vector_bytes=float(ELEMENT_BYTES * (ADD_PASSES + 2) * image.elements),
+            fused_bytes=float(ELEMENT_BYTES * JOIN_PASSES * image.elements),
+            fused_kernels=2,
         ),
     ]
 
 
-def _transformer_block(name: str, rows: int, width: int) -> list[Module]:
+def _transformer_block(
+    name: str, rows: int, width: int, heads: int, text_width: int
+) -> list[Module]:
     """Attention of pixels to themselves, to the text, and a gated perceptron; each is added."""
     elements, inner = rows * width, WIDTH_FACTOR * width
     return [
-        *_attention_part(name, 1, rows, width, rows, width),
-        *_attention_part(name, 2, rows, width, TEXT_TOKENS, TEXT_WIDTH),
+        *_attention_part(name, 1, rows, width, heads, rows, width),
+        *_attention_part(name, 2, rows, width, heads, TEXT_TOKENS, text_width),
         _normed_map(f"{name}.norm3", f"{name}.ff.net.0.proj", rows, width, 2 * inner, bias=True),
         linear(
             f"{name}.ff.net.2",
@@ -275,7 +307,7 @@ def _transformer_block(name: str, rows: int, width: int) -> list[Module]:
 
 
 def _attention_part(
-    name: str, number: int, rows: int, width: int, keys: int, key_width: int
+    name: str, number: int, rows: int, width: int, heads: int, keys: int, key_width: int
 ) -> list[Module]:
     """Normalise, attend, add.
 
@@ -300,7 +332,7 @@ def _attention_part(
             f"{place}.attention",
             rows,
             width,
-            heads=width // HEAD_SIZE,
+            heads=heads,
             causal=False,
             keys=keys,
             dropout=False,

@@ -243,7 +243,7 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     }
 
 
-DIFFUSERS = ("DiTTransformer2DModel", "Transformer2DModel")
+DIFFUSERS = ("DiTTransformer2DModel", "Transformer2DModel", "UNet2DConditionModel")
 DIT = {
     "num_attention_heads": 4,
     "attention_head_dim": 16,
@@ -255,23 +255,96 @@ DIT = {
     "num_embeds_ada_norm": 10,
     "norm_type": "ada_norm_zero",
 }
+SD = {"sample_size": 64, "cross_attention_dim": 768}
+SDXL = {
+    "sample_size": 128,
+    "block_out_channels": [320, 640, 1280],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "transformer_layers_per_block": [1, 2, 10],
+    "attention_head_dim": [5, 10, 20],
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+UNET = {
+    "sample_size": 16,
+    "in_channels": 9,
+    "block_out_channels": [32, 64, 64],
+    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    "attention_head_dim": [2, 4, 4],
+    "cross_attention_dim": 48,
+    "layers_per_block": 1,
+}
+MAPPED = {"use_linear_projection": True}
 
 
-@pytest.mark.parametrize("kind", DIFFUSERS)
-def test_a_transformer_of_diffusers(kind: str, tmp_path: Path) -> None:
+def digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "recorded"),
+    [
+        (DIFFUSERS[0], DIT, (203488, 44, "22d446f00f4e9c1d", 7225344, 4096)),
+        (DIFFUSERS[1], DIT, (203488, 44, "22d446f00f4e9c1d", 7225344, 4096)),
+        (DIFFUSERS[2], SD, (859520964, 686, "4d903cf0917bcaa7", 1606546882560, 0)),
+        (DIFFUSERS[2], SDXL, (2567463684, 1680, "d0757c6376dca7e8", 13522472796160, 0)),
+        (DIFFUSERS[2], UNET, (1479204, 324, "a59c5a591e40ba7f", 467496960, 0)),
+        (DIFFUSERS[2], UNET | MAPPED, (1479204, 324, "98f3e7e7bd562024", 467496960, 0)),
+    ],
+)
+def test_models_of_diffusers(
+    kind: str, fields: dict[str, Any], recorded: tuple[Any, ...], tmp_path: Path
+) -> None:
     """Recorded with diffusers 0.42.1 on the meta device, as `names_of` and FlopCounterMode say it.
 
     Parameters, tensors, a hash of their names and shapes, operations of a batch of two, buffers.
     """
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"_class_name": kind, **DIT}))
+    path.write_text(json.dumps({"_class_name": kind, **fields}))
     ours = build(read_config(path))
     tensors = [(tensor.name, tensor.shape) for tensor in ours.tensors]
-    digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]
-    assert (sum(tensor.numel for tensor in ours.tensors), len(tensors)) == (203488, 44)
-    assert digest == "22d446f00f4e9c1d"
-    assert 2 * sum(layer.matmul_flops for layer in ours.layers) == 7225344
-    assert ours.buffer_bytes == 4096
+    operations = 2 * sum(layer.matmul_flops for layer in ours.layers)
+    counted = (ours.parameters, len(tensors), digest(tensors), operations, ours.buffer_bytes)
+    assert counted == recorded
+
+
+@pytest.mark.parametrize(
+    ("fields", "recorded"), [(UNET, "7b5e7fe549313f0a"), (UNET | MAPPED, "438adc41388bf7f9")]
+)
+def test_gradients_of_a_u_net_get_ready_as_in_the_module(
+    fields: dict[str, Any], recorded: str, tmp_path: Path
+) -> None:
+    """Recorded with hooks on diffusers 0.42.1, on a CPU."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"_class_name": DIFFUSERS[2], **fields}))
+    ours = build(read_config(path))
+    assert digest([ours.tensors[index].name for index in ours.ready_order]) == recorded
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"up_block_types": ["UpBlock2D"] * 3}, "up_block_types"),
+        ({"attention_head_dim": [2, 4]}, "attention_head_dim"),
+        ({"attention_head_dim": 7}, "attention_head_dim"),
+        ({"transformer_layers_per_block": [1] * 4}, "transformer_layers_per_block"),
+        ({"addition_embed_type": "text_time"}, "projection_class_embeddings_input_dim"),
+        ({"class_embed_type": "timestep"}, "class_embed_type"),
+    ],
+)
+def test_u_nets_whose_parts_do_not_fit_are_refused(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"_class_name": DIFFUSERS[2], **UNET, **changes}))
+    with pytest.raises(InputError) as caught:
+        read_config(path)
+    assert {fault.field for fault in caught.value.faults} == {field}
 
 
 DERIVED = {
