@@ -30,6 +30,7 @@ Window = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
 """Tokens that a query sees at most; zero, as transformers writes it, is as none."""
 Pixels = Annotated[int, Field(strict=True, gt=0, le=100_000)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(gt=0, le=64)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Nothing = Annotated[float, Field(ge=0, le=0)]
 """Rates of what the zoo's models do not leave out."""
@@ -82,7 +83,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
             "embedding_size index_head_dim index_n_heads attention_head_dim in_channels "
             "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
-            "decoder_ffn_dim"
+            "decoder_ffn_dim embed_dim window_size"
         ),
     ),
     (
@@ -136,7 +137,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds slow_but_exact "
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
-            "downsample_in_bottleneck upcast_attention norm_elementwise_affine"
+            "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
+            "use_absolute_embeddings"
         ),
     ),
     (

@@ -26,6 +26,7 @@ from perfmodel.workload.configs.family import (
     HubConfig,
     Nothing,
     Rate,
+    Ratio,
     Width,
     contract,
 )
@@ -343,6 +344,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "vit": image_models.vit_model,
     "resnet": image_models.resnet_model,
     "convnext": image_models.convnext_model,
+    "swin": image_models.swin_model,
     "dit": image_models.dit_model,
     "unet": image_models.unet_model,
     "clip": image_models.clip_model,
@@ -362,6 +364,8 @@ _TYPES: Mapping[str, Any] = {
     "silu": Literal["silu"],
     "relu": Literal["relu"],
     "three": Literal[3],
+    "ratio": Ratio,
+    "widths": tuple[Width, ...],
     "width or widths": Width | tuple[Width, ...],
 }
 """What rows call the types of fields that a family has its own of."""

@@ -27,6 +27,7 @@ from perfmodel.workload.zoo.image_stack import (
 from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.siglip import siglip
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
+from perfmodel.workload.zoo.swin import swin
 from perfmodel.workload.zoo.unet import UnetShape, unet
 
 
@@ -156,6 +157,51 @@ def convnext_model(name: str, config: SimpleNamespace, _family: Family) -> Build
         patch=config.patch_size,
         classes=_classes(config),
         hub=True,
+    )
+    return Buildable(name, make, config.image_size, "image")
+
+
+def swin_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of Swin: a classifier, or the encoder alone."""
+    depths, heads, width = config.depths, config.num_heads, config.embed_dim
+    allowed = f"one value for each of the {len(depths)} depths"
+    raise_faults(
+        [
+            *failed(
+                (
+                    len(heads) != len(depths) or not depths,
+                    "num_heads",
+                    f"{len(heads)} values",
+                    allowed,
+                )
+            ),
+            *chain.from_iterable(
+                divides(width << stage, by, "num_heads", "the width of its stage")
+                for stage, by in enumerate(heads)
+            ),
+        ]
+    )
+    block = StackShape(
+        width,
+        heads[0],
+        int(config.mlp_ratio * width),
+        BLOCK_NAMES["swin"],
+        activation=ACTIVATIONS[config.hidden_act],
+        dropout=is_on(config.hidden_dropout_prob),
+        score_dropout=is_on(config.attention_probs_dropout_prob),
+        biases=(config.qkv_bias,) * 3,
+        local=config.window_size,
+        branch_dropped=is_on(config.drop_path_rate),
+    )
+    make = partial(
+        swin,
+        name,
+        block=block,
+        depths=depths,
+        heads=heads,
+        patch=config.patch_size,
+        channels=config.num_channels,
+        classes=_classes(config) if config.head == family.name else None,
     )
     return Buildable(name, make, config.image_size, "image")
 

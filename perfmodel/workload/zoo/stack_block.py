@@ -6,13 +6,14 @@ layer norms with a bias, each one kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.model import Kept
+from perfmodel.workload.model import Buffers, Kept
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_block import NO_FUNCTION, ROTARY_PASSES
 from perfmodel.workload.zoo.layers import (
@@ -20,6 +21,7 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     MASK_BYTES,
     NORM_BYTES,
@@ -105,6 +107,9 @@ class StackShape:
     `bare_first`: whether the first block's attention reads the stream without a norm (ModernBERT).
     `gated`: whether a half of what the first map of the feed-forward part puts out gates the other.
     `windows`: tokens that a query of each block sees at most; None: all, in all blocks.
+    `local`: side of the windows into which an image is cut before attention, each with a bias for
+        every place of a key beside a query (Swin); 0: there are none.
+    `branch_dropped`: whether what attention adds is scaled or left out for whole samples.
     `parallel`: whether attention and feed-forward part both read what the block begins with.
     `scaled_queries`: whether queries are scaled by an operation of their own (Whisper, OPT).
     `laid_anew`: whether heads are laid out anew before attention (Whisper).
@@ -131,6 +136,8 @@ class StackShape:
     bare_first: bool = False
     gated: bool = False
     windows: tuple[int | None, ...] | None = None
+    local: int = 0
+    branch_dropped: bool = False
     parallel: bool = False
     scaled_queries: bool = False
     laid_anew: bool = False
@@ -151,6 +158,7 @@ class StackPlace:
     `source`: tokens of the other stack that this one attends to; None: it attends to itself alone.
     `window`: tokens that a query sees at most.
     `first`: whether it is the first block. Its maps keep the source for those of all blocks.
+    `rolled`: whether an image is rolled before it is cut into windows (every second block).
     """
 
     prefix: str
@@ -160,6 +168,7 @@ class StackPlace:
     source: int | None = None
     first: bool = True
     window: int | None = None
+    rolled: bool = False
 
 
 def stack_blocks(
@@ -176,7 +185,16 @@ def stack_blocks(
     `path`: of the list of blocks. `source`: tokens of the stack that they attend to as well.
     """
     places = [
-        StackPlace(f"{path}.{number}", tokens, shape, shard, source, number == 0, window)
+        StackPlace(
+            f"{path}.{number}",
+            tokens,
+            shape,
+            shard,
+            source,
+            number == 0,
+            window,
+            rolled=number % 2 > 0 and tokens > shape.local**2 > 0,
+        )
         for number, window in zip(range(layers), shape.windows or [None] * layers, strict=True)
     ]
     blocks, start = [_stack_block(place) for place in places], path.count(".") + 2
@@ -229,6 +247,10 @@ def _stack_block(place: StackPlace) -> list[Module]:
 def _attention_part(place: StackPlace, family: AttentionNames, source: int | None) -> list[Module]:
     shape, inner = place.shape, place.shape.width // place.shard.tensor
     first, *others = family.maps
+    windows, tokens = 1, place.tokens
+    if shape.local:  # images are filled up to whole windows
+        tokens, windows = shape.local**2, (-(-math.isqrt(tokens) // shape.local)) ** 2
+        place = replace(place, tokens=tokens * windows)
     joins, size = not others, shape.width // shape.heads
     pair = max(1, shape.pairs // place.shard.tensor) * size
     queries = _column_map(
@@ -241,7 +263,10 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         begins=True,
         turned=inner + joins * (inner if shape.spread else pair),
         turn_kernels=10,
-        moved=shape.scaled_queries + shape.laid_anew,
+        # into windows and out of them
+        moved=shape.scaled_queries
+        + shape.laid_anew
+        + 2 * (bool(shape.local) + place.rolled + shape.branch_dropped),
     )
     pairs = [
         _column_map(
@@ -259,10 +284,10 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
     ]
     attended = attention(
         f"{place.prefix}.{family.output.rpartition('.')[0]}",
-        place.tokens,
-        shape.width,
-        heads=shape.heads,
-        kv_width=size * (shape.heads if shape.spread else shape.pairs),
+        tokens,
+        windows * shape.width,
+        heads=windows * shape.heads,
+        kv_width=windows * size * (shape.heads if shape.spread else shape.pairs),
         causal=shape.causal and source is None,
         keys=source,
         window=place.window,
@@ -273,6 +298,8 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         if shape.held is None
         else shape.held,
     )
+    if shape.local:
+        attended = _biased(attended, shape, windows * place.rolled)
     output = _to_stream(
         place,
         family.output,
@@ -282,6 +309,26 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         scale=shape.names.scales[0],
     )
     return [queries, *pairs, attended, output]
+
+
+def _biased(attended: Module, shape: StackShape, masked: int) -> Module:
+    """Add a bias to scores, from a table of places, whose rows are found by a buffer.
+
+    `masked`: windows that have a mask of their own, too, where ends of an image meet.
+    """
+    pairs, name = shape.local**4, f"{attended.layer.name}.relative_position_bias"
+    rows = (2 * shape.local - 1) ** 2
+    table: tuple[Parameter, ...] = ((f"{name}.relative_position_bias_table", (rows, shape.heads)),)
+    return replace(
+        with_work(
+            attended,
+            bias_elements=float((not masked) * shape.heads * pairs),
+            held_elements=float(masked * shape.heads * pairs),
+        ),
+        parameters=table,
+        ready=names(table),
+        buffers=(Buffers("int64", 1, INDEX_BYTES * pairs),),
+    )
 
 
 def _weights(

@@ -334,6 +334,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "patch_size": 2,
         "image_size": PIXELS,
     },
+    "swin": {
+        "model_type": "swin",
+        "embed_dim": 16,
+        "depths": [2, 3],
+        "num_heads": [2, 4],
+        "window_size": 4,
+        "patch_size": 4,
+        "image_size": PIXELS,
+        "drop_path_rate": 0.2,
+        "attention_probs_dropout_prob": 0.1,
+    },
+    "swin, encoder of padded windows": {
+        "model_type": "swin",
+        "architectures": ["SwinModel"],
+        "embed_dim": 24,
+        "depths": [1, 2, 1],
+        "num_heads": [1, 2, 3],
+        "window_size": 3,
+        "mlp_ratio": 2.5,
+        "qkv_bias": False,
+        "patch_size": 2,
+        "image_size": PIXELS,
+        "drop_path_rate": 0.0,
+        "hidden_dropout_prob": 0.1,
+    },
     "clip": {
         "model_type": "clip",
         "projection_dim": 32,
@@ -366,7 +391,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Each says something that its family need not have."""
 
-IMAGES = ("vit", "dinov2", "resnet", "convnext")
+IMAGES = ("vit", "dinov2", "resnet", "convnext", "swin")
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""

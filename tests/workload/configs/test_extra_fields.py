@@ -183,6 +183,7 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ({"model_type": "bloom", "n_layer": 24, "n_head": 16, "n_embed": 1024}, 559.2),
         ({"model_type": "bart"}, 406.3),
         ({"model_type": "glm_moe_dsa"}, 744e3),
+        ({"model_type": "swin", "num_labels": 1000}, 28.288),
     ],
 )
 def test_parameters_of_published_models(
@@ -190,7 +191,8 @@ def test_parameters_of_published_models(
 ) -> None:
     """As huggingface.co counts them.
 
-    Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large and GLM-5 (in 1e9).
+    Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9) and
+    swin-tiny.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)

@@ -84,6 +84,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "dinov2",
         "clip",
         "siglip",
+        "swin",
         "whisper",
         "bart",
         "qwen3",
