@@ -83,7 +83,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "d_ff num_heads patch_size num_channels projection_dim num_mel_bins mlp_ratio "
             "embedding_size index_head_dim index_n_heads attention_head_dim in_channels "
             "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
-            "decoder_ffn_dim embed_dim window_size"
+            "decoder_ffn_dim embed_dim window_size "
+            "num_conv_pos_embeddings num_conv_pos_embedding_groups"
         ),
     ),
     (
@@ -113,7 +114,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "resid_pdrop residual_dropout embedding_dropout embd_pdrop attn_pdrop hidden_dropout "
             "dropout dropout_rate hidden_dropout_prob attention_probs_dropout_prob "
-            "activation_dropout"
+            "activation_dropout mask_time_prob mask_feature_prob"
         ),
     ),
     (Rate | None, "attention_dropout"),
@@ -128,7 +129,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
-            "use_linear_projection"
+            "use_linear_projection do_stable_layer_norm conv_bias"
         ),
     ),
     (
@@ -138,7 +139,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
             "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
-            "use_absolute_embeddings"
+            "use_absolute_embeddings add_adapter"
         ),
     ),
     (
@@ -149,10 +150,12 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
-    (tuple[Width, ...], "hidden_sizes block_out_channels"),
+    (tuple[Width, ...], "hidden_sizes block_out_channels conv_dim conv_kernel conv_stride"),
     (tuple[Literal["CrossAttnDownBlock2D", "DownBlock2D"], ...], "down_block_types"),
     (tuple[Literal["CrossAttnUpBlock2D", "UpBlock2D"], ...], "up_block_types"),
     (Literal["UNetMidBlock2DCrossAttn"], "mid_block_type"),
+    (Literal["group", "layer"], "feat_extract_norm"),
+    (Literal["gelu"], "feat_extract_activation"),
     (Literal["text_time"] | None, "addition_embed_type"),
     (Literal[32], "norm_num_groups"),
     (Literal["silu"], "act_fn"),
@@ -164,7 +167,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         None,
         (
             "clip_qkv index_topk_pattern cross_attention_dim class_embed_type time_embedding_dim "
-            "encoder_hid_dim"
+            "encoder_hid_dim adapter_attn_dim"
         ),
     ),
     (Literal["ada_norm_zero"], "norm_type"),

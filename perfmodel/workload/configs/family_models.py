@@ -1,6 +1,6 @@
 """Models of text that are no decoders as Llama: GPT-2, NeoX, Phi, OPT, T5, BERT and its kin.
 
-And of sound: Whisper.
+And of sound: Whisper and Wav2Vec2.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from perfmodel.workload.zoo.text_decoder import (
     gpt,
     text_decoder,
 )
+from perfmodel.workload.zoo.wav2vec2 import Wav2Vec2Shape, wav2vec2
 from perfmodel.workload.zoo.whisper import WHISPER_BLOCK, WhisperShape, whisper
 
 
@@ -365,3 +366,53 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
     )
     longest = config.max_target_positions
     return Buildable(name, partial(whisper, name, shape=shape), longest, longest=longest)
+
+
+SOUND_FRAMES = 499
+"""Of ten seconds, where nobody says how many: each of Wav2Vec2's stands for 20 ms."""
+KEPT_LAYERS = "No layer is left out (layerdrop), which a step of training does at random."
+
+
+def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of Wav2Vec2: one that spells, or the encoder alone."""
+    convolutions = config.conv_dim, config.conv_kernel, config.conv_stride
+    width, groups = config.hidden_size, config.num_conv_pos_embedding_groups
+    lengths, allowed = [len(each) for each in convolutions], "as many values in each"
+    raise_faults(
+        [
+            *failed(
+                (
+                    len({*lengths}) > 1 or not all(lengths),
+                    "conv_dim, conv_kernel, conv_stride",
+                    repr(lengths),
+                    allowed,
+                )
+            ),
+            *heads_divide(width, config.num_attention_heads),
+            *divides(width, groups, "num_conv_pos_embedding_groups", "the hidden size"),
+        ]
+    )
+    block = StackShape(
+        width,
+        config.num_attention_heads,
+        config.intermediate_size,
+        BLOCK_NAMES["wav2vec2"],
+        activation=ACTIVATIONS[config.hidden_act],
+        dropout=is_on(config.hidden_dropout),
+        inner_dropout=is_on(config.activation_dropout),
+        score_dropout=is_on(config.attention_dropout),
+        wide_scores=False,
+        late_norms=not config.do_stable_layer_norm,
+    )
+    shape = Wav2Vec2Shape(
+        tuple(zip(*convolutions, strict=True)),
+        config.num_hidden_layers,
+        block,
+        config.feat_extract_norm == "layer",
+        config.conv_bias,
+        (config.num_conv_pos_embeddings, groups),
+        is_on(config.mask_time_prob) or is_on(config.mask_feature_prob),
+        config.vocab_size if config.head == family.name else None,
+    )
+    notes = (KEPT_LAYERS,) * is_on(config.layerdrop)
+    return Buildable(name, partial(wav2vec2, name, shape=shape), SOUND_FRAMES, notes=notes)

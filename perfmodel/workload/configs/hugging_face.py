@@ -65,7 +65,11 @@ scale_decoder_outputs feed_forward_proj encoder_stride scale_embedding use_weigh
 classifier_proj_size apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
 mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width num_hidden_layers
 _class_name _diffusers_version flip_sin_to_cos freq_shift downsample_padding mid_block_scale_factor
-addition_time_embed_dim
+addition_time_embed_dim final_dropout feat_proj_dropout feat_quantizer_dropout
+ctc_loss_reduction ctc_zero_infinity num_codevectors_per_group num_codevector_groups num_negatives
+contrastive_logits_temperature codevector_dim proj_codevector_dim diversity_loss_weight tdnn_dim
+tdnn_kernel tdnn_dilation xvector_output_dim adapter_kernel_size adapter_stride num_adapter_layers
+output_hidden_size num_feat_extract_layers feat_extract_dropout
 text_config_dict vision_config_dict initializer_cutoff_factor
 """
 HARMLESS = frozenset(_HARMLESS.split())
@@ -349,6 +353,7 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "unet": image_models.unet_model,
     "clip": image_models.clip_model,
     "whisper": family_models.whisper_model,
+    "wav2vec2": family_models.wav2vec2_model,
 }
 _TYPES: Mapping[str, Any] = {
     "function": Function,

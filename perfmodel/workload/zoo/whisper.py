@@ -18,6 +18,7 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     assemble,
     norm_parameters,
+    weight_and_bias,
     with_work,
 )
 from perfmodel.workload.zoo.published import published_sizes
@@ -116,8 +117,10 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     """
     root, h, tokens = "model.encoder", shape.encoder.width, shape.sounds
     frames = Image(shape.mels, 1, PER_TOKEN * tokens)
-    widen, wide = _convolution(f"{root}.conv1", frames, h, stride=1, input_elements=frames.elements)
-    halve, _ = _convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, input_elements=0)
+    widen, wide = sound_convolution(
+        f"{root}.conv1", frames, h, stride=1, input_elements=frames.elements
+    )
+    halve, _ = sound_convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, input_elements=0)
     dropped, elements = shape.encoder.dropout, tokens * h
     # its result is added to positions, which needs none of it: the input of GELU alone is kept
     halve = with_work(
@@ -140,19 +143,35 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     ]
 
 
-def _convolution(
-    name: str, sound: Image, channels: int, *, stride: int, input_elements: int
+def sound_convolution(
+    name: str,
+    sound: Image,
+    channels: int,
+    *,
+    stride: int,
+    input_elements: int,
+    kernel: int = KERNEL,
+    padding: int = 1,
+    bias: bool = True,
+    activated: bool = True,
 ) -> tuple[Module, Image]:
-    """Convolve frames, GELU.
+    """Convolve frames, GELU if `activated`.
 
     `input_elements`: of its input, where nobody else keeps it.
     """
-    module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
-    weight, bias = module.parameters
-    flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
-    return replace(
-        with_work(module, saved_elements=float(2 * wide.elements + input_elements)), parameters=flat
-    ), wide
+    module, wide = convolution(
+        name,
+        sound,
+        channels,
+        (1, kernel),
+        stride=stride,
+        padding=(0, padding),
+        norm=None if bias else "",
+        relu=activated,
+    )
+    flat = weight_and_bias(name, channels, sound.channels, kernel, bias=bias)
+    kept = float(2 * activated * wide.elements + input_elements)
+    return replace(with_work(module, saved_elements=kept), parameters=flat), wide
 
 
 def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:

@@ -91,6 +91,16 @@ STACK = {
     "intermediate_size": 160,
 }
 
+WAV2VEC2 = {
+    "model_type": "wav2vec2",
+    **STACK,
+    "layerdrop": 0.0,
+    "mask_time_length": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": decoder("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, wide heads": decoder(
@@ -388,6 +398,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
     },
+    "wav2vec2": {
+        **WAV2VEC2,
+        "conv_dim": [32, 48, 32],
+        "conv_stride": [5, 2, 2],
+        "conv_kernel": [10, 3, 2],
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+    },
+    "wav2vec2, stable": {
+        **WAV2VEC2,
+        "architectures": ["Wav2Vec2Model"],
+        "conv_dim": [32, 48],
+        "conv_stride": [5, 2],
+        "conv_kernel": [10, 3],
+        "conv_bias": True,
+        "feat_extract_norm": "layer",
+        "do_stable_layer_norm": True,
+        "num_conv_pos_embeddings": 15,
+        "num_conv_pos_embedding_groups": 2,
+        "mask_time_prob": 0.0,
+        "hidden_dropout": 0.0,
+    },
 }
 """Each says something that its family need not have."""
 
@@ -445,6 +477,12 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
     if kind == "whisper":
         sound = torch.zeros(BATCH, 80, 2 * CONFIGS[label]["max_source_positions"])
         return {"input_features": sound, "labels": words, "use_cache": False}
+    if kind == "wav2vec2":
+        samples = tokens
+        kernels = zip(CONFIGS[label]["conv_kernel"], CONFIGS[label]["conv_stride"], strict=True)
+        for kernel, stride in reversed([*kernels]):
+            samples = (samples - 1) * stride + kernel
+        return {"input_values": torch.zeros(BATCH, samples)}
     if kind == "t5":
         targets = torch.zeros(BATCH, target_tokens(tokens), dtype=torch.long)
         return {"input_ids": words, "labels": targets, "use_cache": False}
@@ -466,7 +504,8 @@ def loss_of(module: Any, inputs: dict[str, Any]) -> Any:
     if logits is None:
         logits = getattr(answer, "prediction_logits", None)
     if logits is None:
-        return answer.pooler_output.sum()
+        pooled = getattr(answer, "pooler_output", None)
+        return (answer.last_hidden_state if pooled is None else pooled).sum()
     scores = logits.flatten(0, -2)
     loss = torch.nn.functional.cross_entropy(scores, torch.zeros_like(scores[:, 0]).long())
     relation = getattr(answer, "seq_relationship_logits", None)

@@ -148,7 +148,8 @@ def test_a_class_alone_does_not_say_how_large_a_model_is(tmp_path: Path) -> None
         {"model_type": "phi", "qk_layernorm": True},
         {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
         {"model_type": "falcon", "alibi": True},
-        {"model_type": "wav2vec2"},
+        {"model_type": "wav2vec2", "add_adapter": True},
+        {"model_type": "mamba"},
     ],
 )
 def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -184,6 +185,7 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ({"model_type": "bart"}, 406.3),
         ({"model_type": "glm_moe_dsa"}, 744e3),
         ({"model_type": "swin", "num_labels": 1000}, 28.288),
+        ({"model_type": "wav2vec2"}, 94.396),
     ],
 )
 def test_parameters_of_published_models(
@@ -192,7 +194,7 @@ def test_parameters_of_published_models(
     """As huggingface.co counts them.
 
     Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9) and
-    swin-tiny.
+    swin-tiny, wav2vec2-base-960h.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)

@@ -86,6 +86,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         "siglip",
         "swin",
         "whisper",
+        "wav2vec2",
         "bart",
         "qwen3",
         "t5",
