@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.kernels.shapes import MatrixKernel, MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.shard import WHOLE, Shard
 
@@ -333,11 +333,13 @@ class Workload:
         """Operations of the matrix products of one sample, forward and twice that backward.
 
         As MFU counts them (Chowdhery et al. 2022, PaLM, appendix B): masked scores of attention are
-        counted, recomputation is not. What frozen parameters spare is not counted.
+        counted, recomputation is not. What frozen parameters spare is not counted, nor is what runs
+        once for all samples.
         """
         return sum(
             (TRAINING_PASSES if layer.tensors else 1 + layer.gradients) * layer.matmul_flops
             for layer in self.layers
+            if not (isinstance(layer.matrix, MatrixProduct) and layer.matrix.shared)
         )
 
     @cached_property

@@ -105,7 +105,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (Window | None, "sliding_window pad_token_id"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
     (ExpertCount | None, "n_shared_experts n_group topk_group"),
-    (int, "max_window_layers first_k_dense_replace"),
+    (int, "max_window_layers first_k_dense_replace max_relative_positions position_buckets"),
     (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers"),
     (tuple[AttentionKind, ...] | None, "layer_types"),
     (Pixels, "image_size"),
@@ -129,7 +129,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
-            "use_linear_projection do_stable_layer_norm conv_bias"
+            "use_linear_projection do_stable_layer_norm conv_bias position_biased_input"
         ),
     ),
     (
@@ -139,14 +139,14 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
             "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
-            "use_absolute_embeddings add_adapter"
+            "use_absolute_embeddings add_adapter talking_head"
         ),
     ),
     (
         Literal[True],
         (
-            "do_layer_norm_before enable_bias layer_norm_elementwise_affine no_bias alibi "
-            "parallel_attn vision_use_head"
+            "relative_attention share_att_key legacy do_layer_norm_before enable_bias "
+            "layer_norm_elementwise_affine no_bias alibi parallel_attn vision_use_head"
         ),
     ),
     (Literal[1, 2] | None, "num_ln_in_parallel_attn"),
@@ -178,6 +178,14 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
     (Gate, "hidden_act classifier_activation"),
     (Gate | None, "hidden_activation"),
     (Function, "activation_function activation"),
+    (
+        Literal["c2p|p2c", "p2c|c2p"] | tuple[Literal["c2p", "p2c"], Literal["c2p", "p2c"]],
+        "pos_att_type",
+    ),
+    (Literal["layer_norm"], "norm_rel_ebd"),
+    (Literal[0, 3, 5, 7], "conv_kernel_size"),
+    (Literal["gelu", "tanh"], "conv_act"),
+    (Literal[1], "conv_groups"),
     (Literal["greedy", "group_limited_greedy"], "topk_method"),
     (Literal["relu", "gated-gelu"], "feed_forward_proj"),
     (dict[str, Any] | None, "id2label"),

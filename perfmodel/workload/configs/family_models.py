@@ -23,6 +23,7 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.bart import BART_BLOCK, BartShape, bart
+from perfmodel.workload.zoo.bert_block import BertShape
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, GATED
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
@@ -267,7 +268,7 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
             (positions < 1, "max_position_embeddings", str(config.max_position_embeddings), allowed)
         )
     )
-    shape = bert.BertShape(
+    shape = BertShape(
         config.num_hidden_layers,
         config.hidden_size,
         config.num_attention_heads,
@@ -279,15 +280,30 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         dropout=is_on(config.hidden_dropout_prob),
         score_dropout=is_on(config.attention_probs_dropout_prob),
         **family.shape,
+        **_relative(config),
     )
     make = partial(bert.bert, name, shape=shape, head=BERT_HEADS.get(config.head, "masked"))
     return Buildable(name, make, positions, longest=positions)
 
 
+def _relative(config: SimpleNamespace) -> dict[str, Any]:
+    """Sizes of relative positions, which DeBERTa alone has: buckets of them, or all."""
+    if not hasattr(config, "relative_attention"):
+        return {}
+    far, kernel = config.max_relative_positions, getattr(config, "conv_kernel_size", 0)
+    far = far if far > 0 else config.max_position_embeddings
+    buckets = getattr(config, "position_buckets", 0)
+    return {
+        "relative": 2 * (buckets if buckets > 0 else far),
+        "has_positions": config.position_biased_input,
+        "kernel": kernel,
+    }
+
+
 def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of DistilBERT."""
     raise_faults(divides(config.dim, config.n_heads, "n_heads", "dim"))
-    shape = bert.BertShape(
+    shape = BertShape(
         config.n_layers,
         config.dim,
         config.n_heads,

@@ -69,7 +69,8 @@ addition_time_embed_dim final_dropout feat_proj_dropout feat_quantizer_dropout
 ctc_loss_reduction ctc_zero_infinity num_codevectors_per_group num_codevector_groups num_negatives
 contrastive_logits_temperature codevector_dim proj_codevector_dim diversity_loss_weight tdnn_dim
 tdnn_kernel tdnn_dilation xvector_output_dim adapter_kernel_size adapter_stride num_adapter_layers
-output_hidden_size num_feat_extract_layers feat_extract_dropout
+output_hidden_size num_feat_extract_layers feat_extract_dropout pooler_dropout
+pooler_hidden_act pooler_hidden_size
 text_config_dict vision_config_dict initializer_cutoff_factor
 """
 HARMLESS = frozenset(_HARMLESS.split())
@@ -370,6 +371,7 @@ _TYPES: Mapping[str, Any] = {
     "relu": Literal["relu"],
     "three": Literal[3],
     "ratio": Ratio,
+    "zero": Literal[0],
     "widths": tuple[Width, ...],
     "width or widths": Width | tuple[Width, ...],
 }

@@ -27,6 +27,8 @@ class MatrixProduct:
     """Whether a vector is added to each row of the result; backward sums its gradient over rows."""
     of_activations: bool = False
     """Whether both operands are activations (scores of attention that is not fused)."""
+    shared: bool = False
+    """Whether the rows are the same for all samples, so that it runs once (rows of positions)."""
     strides: tuple[int, int] | None = None
     """Elements from a row of each operand to the next; None: columns and depth, as of a product
     with a weight; `ALIGNED`: kernels get them as they want them."""
@@ -221,6 +223,8 @@ MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct
 def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
     """Return the kernel of `batch` samples."""
     match kernel:
+        case MatrixProduct(shared=True):
+            return kernel
         case MatrixProduct(of_activations=True):
             return replace(kernel, count=kernel.count * batch)
         case MatrixProduct():

@@ -9,36 +9,36 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
+from perfmodel.errors import raise_faults
 from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
     loss_calls,
     norm_calls,
-    row_calls,
-    table_calls,
 )
 from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
-from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.shard import (
+    WHOLE,
+    Shard,
+    SharedSizes,
+    check_shard,
+    shard_faults,
+    whole_faults,
+)
+from perfmodel.workload.zoo.bert_block import POSITIONS, BertShape, block, embeddings
 from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.deberta import convolved, position_table
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ACTIVATIONS,
-    ADD_PASSES,
-    DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     LOSS_PASSES,
-    MASK_BYTES,
-    NORM_BYTES,
     NORM_PASSES,
-    ONE_KERNEL,
-    ActivationFunction,
     Module,
     Parameter,
     assemble,
-    join_maps,
     linear,
     names,
     names_reversed,
@@ -48,9 +48,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
 )
 from perfmodel.workload.zoo.published import module_names, published_sizes
-from perfmodel.workload.zoo.transformer import attention, embedding
 
-VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 HEAD_BIAS = "cls.predictions.bias"
 TRANSFORM = "cls.predictions.transform"
 Head = Literal["pooler", "pre-training", "masked"]
@@ -81,36 +79,6 @@ class BertNames:
 
 
 ENCODER_NAMES = {family: BertNames(**names) for family, names in module_names("encoders").items()}
-
-
-@dataclass(frozen=True, slots=True)
-class BertShape:
-    """Layers, width, heads, and what of the rest differs from BERT's.
-
-    `mlp_width`: of the feed-forward part, where it is not four times the width.
-    `segments`: rows of the table of segments; 0: there is none (DistilBERT).
-    `attention_dropout`: whether what attention adds is dropped out as the rest is.
-    `head_activation`: of the head, where that is not of the blocks (RoBERTa).
-    """
-
-    layers: int
-    width: int
-    heads: int
-    mlp_width: int | None = None
-    vocabulary: int = VOCABULARY
-    positions: int = POSITIONS
-    segments: int = SEGMENTS
-    activation: ActivationFunction = ONE_KERNEL
-    dropout: bool = True
-    score_dropout: bool = True
-    attention_dropout: bool = True
-    head_activation: str | None = None
-    names: str = "bert"
-
-    @property
-    def wide(self) -> int:
-        """Width of the feed-forward part."""
-        return self.mlp_width or 4 * self.width
 
 
 SHAPES = {name: BertShape(**fields) for name, fields in published_sizes("text")["bert"].items()}
@@ -154,9 +122,17 @@ def bert(
             context_limit="" if head == "masked" else limit,
         ),
     )
-    paths = (f"encoder.layer.{number}" for number in range(shape.layers))
-    blocks = chain.from_iterable(_block(path, s, shape, shard) for path in paths)
-    parts = [_embeddings(s, shape, shard), *blocks]
+    if shape.relative:
+        raise_faults(shard_faults(shard) or whole_faults(shard, name, "its attention is not split"))
+    tables = [position_table(shape.relative, h, normed=not shape.apart)] if shape.relative else []
+    blocks = [
+        block(f"encoder.layer.{number}", s, shape, shard, tables if number == 0 else ())
+        for number in range(shape.layers)
+    ]
+    conv = convolved(s, h, shape.kernel, dropout=shape.dropout) if shape.kernel else []
+    first, *rest = blocks
+    parts = [embeddings(s, shape, shard), *tables, *first, *conv, *chain.from_iterable(rest)]
+    ordered, given = [parts[0], *chain.from_iterable(blocks), *tables, *conv], len(parts)
     if head != "masked":
         # its input is a view of all tokens, which it holds
         pooler = linear(
@@ -175,7 +151,7 @@ def bert(
         parts += _head(s, shape, shard)
     if head == "pre-training":
         parts.append(linear("cls.seq_relationship", 1, h, 2))
-    family = ENCODER_NAMES[shape.names]
+    family, ordered = ENCODER_NAMES[shape.names], [*ordered, *parts[given:]]
     parts = [renamed(part, family.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
@@ -188,7 +164,7 @@ def bert(
         output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
-        registered=_registered(parts, family),
+        registered=_registered([renamed(part, family.of) for part in ordered], family),
         shard=shard,
     )
 
@@ -264,127 +240,6 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         fused_kept=Kept(float(shard.kept_tokens(s) * h + logits)),
     )
     return [transform, decoder]
-
-
-def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
-    prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    rows = {"word": own_vocabulary, "position": shape.positions, "token_type": shape.segments}
-    tables: tuple[Parameter, ...] = tuple(
-        (f"{prefix}.{name}_embeddings.weight", (count, h)) for name, count in rows.items() if count
-    )
-    norm, number = norm_parameters(f"{prefix}.LayerNorm", h), len(tables)
-    word, position, *segment = names(tables)
-    # a gather for each table, an addition for each but the first, then normalisation and dropout
-    elements = float((number * ACTIVATION_PASSES + (number - 1) * ADD_PASSES) * s * h)
-    elements += (NORM_PASSES + shape.dropout * DROPOUT_PASSES) * own * h
-    return embedding(
-        prefix,
-        tables + norm,
-        (*names(norm), position, *segment, word),
-        vector_elements=elements,
-        fused_elements=float((1 + JOIN_PASSES) * s * h),
-        stream_elements=float(own * h),
-        saved_bytes=float(
-            number * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
-        ),
-        kernels=2 * number + shape.dropout,
-        calls=table_calls(shard, s * h, whole_first=True) + norm_calls(shard, numels(norm)),
-    )
-
-
-def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
-    """Attend, add, normalise; widen, GELU, narrow, add, normalise."""
-    h, function = shape.width, shape.activation
-    wide, inner, read = shape.wide // shard.tensor, h // shard.tensor, shard.kept_tokens(s) * h
-    maps = [
-        linear(
-            f"{prefix}.attention.self.{part}",
-            s,
-            h,
-            inner,
-            parameters=weight_and_bias(f"{prefix}.attention.self.{part}", inner, h),
-            saved_elements=float(read) * (part == "query"),  # one input for all three
-            copied_elements=float(read) * (part != "query"),
-            calls=column_calls(shard, s * h, first=part == "query"),
-        )
-        for part in ("query", "key", "value")
-    ]
-    if shard.joins_maps:
-        maps = [join_maps(maps, f"{prefix}.attention.self.query_key_value")]
-    return [
-        *maps,
-        attention(
-            f"{prefix}.attention.self",
-            s,
-            h,
-            heads=shape.heads,
-            causal=False,
-            dropout=shape.score_dropout,
-            shard=shard,
-        ),
-        _to_stream(
-            f"{prefix}.attention.output",
-            s,
-            inner,
-            shape,
-            shard,
-            keeps_input=False,
-            drops=shape.dropout and shape.attention_dropout,
-        ),
-        linear(
-            f"{prefix}.intermediate.dense",
-            s,
-            h,
-            wide,
-            parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
-            vector_elements=float(function.passes * s * wide),
-            fused_elements=float(ACTIVATION_PASSES * s * wide),
-            saved_elements=float(read + (function.narrow - 1) * s * wide),
-            stream_elements=float(function.wide * s * wide),
-            fused_kept=None if function.kernels == 1 else Kept(float(read + s * wide)),
-            kernels=1 + function.kernels,
-            calls=column_calls(shard, s * h),
-        ),
-        _to_stream(f"{prefix}.output", s, wide, shape, shard, drops=shape.dropout),
-    ]
-
-
-def _to_stream(
-    prefix: str,
-    s: int,
-    inputs: int,
-    shape: BertShape,
-    shard: Shard,
-    *,
-    drops: bool,
-    keeps_input: bool = True,
-) -> Module:
-    """Linear map back to the residual stream: dropout, addition, normalisation.
-
-    `drops`: whether some of it is dropped out.
-    `keeps_input`: whether it does; attention keeps its own output.
-    """
-    h = shape.width
-    dense = weight_and_bias(f"{prefix}.dense", h, inputs)
-    norm = norm_parameters(f"{prefix}.LayerNorm", h)
-    stream = shard.stream_tokens(s) * h
-    return linear(
-        f"{prefix}.dense",
-        s,
-        inputs,
-        h,
-        parameters=dense + norm,
-        ready=names(norm) + names_reversed(dense),
-        vector_elements=(drops * DROPOUT_PASSES + ADD_PASSES) * stream,
-        norm_elements=NORM_PASSES * stream,
-        fused_elements=float(JOIN_PASSES * stream),
-        saved_elements=float(keeps_input * s * inputs),
-        stream_elements=float(stream),
-        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + drops * MASK_BYTES * stream),
-        kernels=3 + drops,
-        calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
-    )
 
 
 MODELS = {

@@ -26,7 +26,8 @@ from perfmodel.workload.model_changes import (
     pack_documents,
 )
 from perfmodel.workload.shard import WHOLE, Shard
-from perfmodel.workload.zoo.bert import BertShape, bert
+from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.bert_block import BertShape
 from perfmodel.workload.zoo.convolution_nets import resnet
 from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, SHAPES, DecoderShape, expert_family
 from perfmodel.workload.zoo.expert_decoder import expert_decoder

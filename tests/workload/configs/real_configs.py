@@ -91,6 +91,8 @@ STACK = {
     "intermediate_size": 160,
 }
 
+RELATIVE = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
+SHARED_KEYS = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
 WAV2VEC2 = {
     "model_type": "wav2vec2",
     **STACK,
@@ -253,6 +255,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
         layer_types=["full_attention"] * 2,
         **MODERN,
+    ),
+    "deberta": sized("deberta", **RELATIVE, max_position_embeddings=150),
+    "deberta, short": sized(
+        "deberta", **RELATIVE, max_relative_positions=20, position_biased_input=False
+    ),
+    "deberta-v2": sized("deberta-v2", **RELATIVE, **SHARED_KEYS, position_buckets=24),
+    "deberta-v2, convolved": sized(
+        "deberta-v2",
+        **RELATIVE,
+        **SHARED_KEYS,
+        conv_kernel_size=3,
+        conv_act="gelu",
+        max_position_embeddings=140,
+        position_biased_input=False,
+        hidden_dropout_prob=0.0,
     ),
     "distilbert": {
         "model_type": "distilbert",
@@ -424,7 +441,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Each says something that its family need not have."""
 
 IMAGES = ("vit", "dinov2", "resnet", "convnext", "swin")
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "deberta",
+    "deberta-v2",
+)
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
 MIXED = frozenset(

@@ -186,6 +186,22 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ({"model_type": "glm_moe_dsa"}, 744e3),
         ({"model_type": "swin", "num_labels": 1000}, 28.288),
         ({"model_type": "wav2vec2"}, 94.396),
+        (
+            {
+                "model_type": "deberta-v2",
+                "hidden_size": 768,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "position_biased_input": False,
+                "position_buckets": 256,
+                "relative_attention": True,
+                "share_att_key": True,
+                "norm_rel_ebd": "layer_norm",
+                "pos_att_type": "p2c|c2p",
+            },
+            184.5,
+        ),
     ],
 )
 def test_parameters_of_published_models(
@@ -194,7 +210,8 @@ def test_parameters_of_published_models(
     """As huggingface.co counts them.
 
     Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9) and
-    swin-tiny, wav2vec2-base-960h.
+    swin-tiny, wav2vec2-base-960h,
+    deberta-v3-base.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)

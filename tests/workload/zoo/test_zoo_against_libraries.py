@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from perfmodel.workload import build_model
-from perfmodel.workload.zoo import bert, decoder_sizes, t5, text_decoder
+from perfmodel.workload.zoo import bert, bert_block, decoder_sizes, t5, text_decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -149,7 +149,7 @@ def tiny(shape):
 @pytest.mark.parametrize(
     ("name", "shapes", "shape"),
     [
-        ("bert-base", bert.SHAPES, bert.BertShape(2, 16, 2)),
+        ("bert-base", bert.SHAPES, bert_block.BertShape(2, 16, 2)),
         ("gpt2", text_decoder.GPT_SHAPES, text_decoder.GptShape(2, 16, 2, 8)),
         ("t5-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24)),
         ("t5-v1.1-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24, gated=True)),

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from perfmodel.workload import zoo
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo import bert
+from perfmodel.workload.zoo import bert, bert_block
 from perfmodel.workload.zoo.convolution_nets import resnet
 
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -116,7 +116,7 @@ def build_named(model: NamedModel) -> Workload:
         depth = int(model.name.removeprefix("resnet"))
         return resnet(depth, dtype="fp32", image_size=CIFAR_SIZE, small_images=True)
     if model.whole_head:
-        length = model.sequence_length or bert.POSITIONS
+        length = model.sequence_length or bert_block.POSITIONS
         return bert.bert(model.name, dtype="fp32", sequence_length=length, whole_head=True)
     return zoo.build_model(model.name, sequence_length=model.sequence_length)
 
