@@ -111,6 +111,61 @@ def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildab
     )
 
 
+def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the dense decoder of a configuration of Gemma 4, whose layers are of several kinds.
+
+    Those that see all have heads of their own; the last ones read keys and values of others.
+    """
+    layers, shared, full = stated.num_hidden_layers, stated.num_kv_shared_layers, stated.layer_types
+    kinds = [*(full or (SLIDES if (layer + 1) % 6 else FULL for layer in range(layers)))]
+    kinds[-1:] = [FULL]
+    own, reading = kinds[: layers - shared], range(layers - shared, layers)
+    alone, pairs = {*kinds} - {*own}, stated.num_key_value_heads
+    heads, grouped = stated.num_attention_heads, stated.num_global_key_value_heads
+    raise_faults(
+        failed(
+            (len(kinds) != layers, "layer_types", f"{len(kinds)} values", f"{layers}, as layers"),
+            (
+                shared and (alone or shared >= layers),
+                "num_kv_shared_layers",
+                str(shared),
+                "fewer: each kind of layer has keys",
+            ),
+        )
+        + divides(heads, grouped or pairs, "num_global_key_value_heads", "the heads of queries")
+    )
+    stated.layer_types = tuple(kinds)
+    usual = {"head_dim": stated.global_head_dim}
+    usual |= {"num_key_value_heads": grouped} if grouped and stated.attention_k_eq_v else {}
+    listed = stated.per_layer_config
+    own_sizes = {
+        layer: (usual if kind == FULL else {}) if listed is None else listed.get(layer, {})
+        for layer, kind in enumerate(kinds)
+    }
+    by_layer = {
+        layer: {
+            "head_width": sizes.get("head_dim", stated.head_dim),
+            "kv_heads": sizes.get("num_key_value_heads", pairs),
+            "one_map": stated.attention_k_eq_v and kinds[layer] == FULL,
+            "reads_pairs": layer in reading,
+            "mlp_width": (1 + (stated.use_double_wide_mlp and layer in reading))
+            * stated.intermediate_size,
+        }
+        for layer, sizes in own_sizes.items()
+    }
+    shape = replace(
+        decoder_shape(_with_unstated(stated), family),
+        by_layer=by_layer,
+        side_width=stated.hidden_size_per_layer_input,
+        side_words=stated.vocab_size_per_layer_input,
+    )
+    make = partial(decoder_workload, name, shape, None, family=family.name)
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
+
+
+FULL, SLIDES = "full_attention", "sliding_attention"
+
+
 def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
     """Return the decoder of experts of a configuration."""
     config = _with_unstated(stated)
@@ -210,7 +265,7 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
         "biased_output": config.attention_bias,
         "biased_mlp": config.mlp_bias,
         "windows": _windows(config),
-        "unturned": _unturned(config),
+        "by_layer": {layer: {"rotary_share": 0.0} for layer in _unturned(config)},
         "capped": config.attn_logit_softcapping is not None,
         "capped_logits": config.final_logit_softcapping is not None,
         "dropout": is_on(config.resid_pdrop) or is_on(config.residual_dropout),

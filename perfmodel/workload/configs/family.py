@@ -62,7 +62,13 @@ class RopeParameters(HubConfig):
 
 
 _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
-    (Words, "vocab_size num_embeds_ada_norm relative_attention_num_buckets type_vocab_size"),
+    (
+        Words,
+        (
+            "vocab_size num_embeds_ada_norm relative_attention_num_buckets type_vocab_size "
+            "vocab_size_per_layer_input"
+        ),
+    ),
     (Words | None, "num_labels"),
     (
         Layers,
@@ -84,7 +90,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "embedding_size index_head_dim index_n_heads attention_head_dim in_channels "
             "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
             "decoder_ffn_dim embed_dim window_size "
-            "num_conv_pos_embeddings num_conv_pos_embedding_groups"
+            "num_conv_pos_embeddings num_conv_pos_embedding_groups global_head_dim"
         ),
     ),
     (
@@ -92,7 +98,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim "
             "pooler_output_size rotary_dim out_channels projection_size "
-            "projection_class_embeddings_input_dim"
+            "projection_class_embeddings_input_dim num_global_key_value_heads"
         ),
     ),
     (
@@ -103,9 +109,15 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Window | None, "sliding_window pad_token_id"),
+    (Window, "num_kv_shared_layers hidden_size_per_layer_input"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
     (ExpertCount | None, "n_shared_experts n_group topk_group"),
-    (int, "max_window_layers first_k_dense_replace max_relative_positions position_buckets"),
+    (dict[int, dict[str, Width]] | None, "per_layer_config"),
+    (Literal["vision"] | None, "use_bidirectional_attention"),
+    (
+        int,
+        "max_window_layers first_k_dense_replace max_relative_positions position_buckets",
+    ),
     (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers"),
     (tuple[AttentionKind, ...] | None, "layer_types"),
     (Pixels, "image_size"),
@@ -129,7 +141,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
-            "use_linear_projection do_stable_layer_norm conv_bias position_biased_input"
+            "use_linear_projection do_stable_layer_norm conv_bias position_biased_input "
+            "attention_k_eq_v use_double_wide_mlp"
         ),
     ),
     (
@@ -139,7 +152,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
             "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
-            "use_absolute_embeddings add_adapter talking_head"
+            "use_absolute_embeddings add_adapter talking_head enable_moe_block"
         ),
     ),
     (

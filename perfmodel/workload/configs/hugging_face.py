@@ -18,7 +18,7 @@ from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_fau
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.workload.configs import family_models, image_models
-from perfmodel.workload.configs.decoder_models import decoder_model, expert_model
+from perfmodel.workload.configs.decoder_models import decoder_model, expert_model, gemma4_model
 from perfmodel.workload.configs.family import (
     Family,
     Function,
@@ -335,6 +335,7 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {**_TABLE["bases"], **_TABLE["families"
 _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "decoder": decoder_model,
     "expert": expert_model,
+    "gemma4": gemma4_model,
     "gpt2": family_models.gpt2_model,
     "gpt_neox": family_models.gpt_neox_model,
     "phi": family_models.phi_model,

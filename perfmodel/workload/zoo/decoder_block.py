@@ -107,8 +107,8 @@ class BlockPlace:
 
 
 def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
-    """Sizes of one layer, counted from 0: without positions, where it has none."""
-    return replace(shape, rotary_share=0.0) if number in shape.unturned else shape
+    """Sizes of one layer, counted from 0."""
+    return replace(shape, **shape.by_layer.get(number, {}))
 
 
 def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
@@ -174,9 +174,12 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
             "qk", (queries, keys) if shape.wide_head_norms else (head_size, head_size), strict=True
         )
     )
-    # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
-    late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
-    q_ready, k_ready = ((), ()) if late else (q_norm, k_norm)
+    # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own, Gemma 4
+    # queries after theirs, and the rest after all
+    late = k_norm + q_norm * (not shape.value_norms)
+    late *= shape.branch_norms or shape.late_head_norms
+    k_ready = k_norm * (shape.one_map or not late)
+    q_ready = q_norm * (shape.value_norms or not late)
     maps = [
         projection(
             place,
@@ -195,12 +198,23 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
             h,
             keys,
             head_norm=k_norm,
+            bare_norm=shape.value_norms and shape.one_map,
             ready_first=names(k_ready),
             rotary=True,
             shared=True,
         ),
-        projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
+        projection(
+            place,
+            "self_attn.v_proj",
+            h,
+            keys,
+            bare_norm=shape.value_norms,
+            ready_first=names(late),
+            shared=True,
+        ),
     ]
+    if shape.reads_pairs or shape.one_map:
+        return maps[: 1 + shape.one_map]
     if family.qkv:
         return [_one_map(maps, f"{prefix}.{family.qkv}")]
     return [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
@@ -260,6 +274,7 @@ def projection(
     norm: str = "",
     after: str = "",
     head_norm: tuple[Parameter, ...] = (),
+    bare_norm: bool = False,
     ready_first: tuple[str, ...] = (),
     rotary: bool = False,
     added: bool = False,
@@ -276,7 +291,8 @@ def projection(
     `inputs`, `outputs`: of the part that a rank holds.
     `norm`: of the input, `after`: of the result; "" where there is none.
     `begins`: whether it is the first that keeps its input.
-    `head_norm`: parameters of a norm of each head of the result.
+    `head_norm`: parameters of a norm of each head of the result; `bare_norm`: whether
+        there is one, or one more, without.
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
     `activated`: whether the input is what the activation function of an ungated part put out.
@@ -292,8 +308,9 @@ def projection(
     normed = gain if norm and not shape.plain_norms else ()
     ended = weight_and_bias(f"{place.prefix}.{after}", outputs, bias=False) if after else ()
     results = (stream * bool(ended) + s * bool(head_norm)) * outputs
+    bare, heads = float(bare_norm * s * outputs), s * outputs // shape.head_size
     normed_elements = stream * bool(norm) * inputs + results
-    count = bool(norm) + bool(ended) + bool(head_norm)
+    count = bool(norm) + bool(ended) + bool(head_norm) + bare_norm
     turns = rotary and shape.rotary_share > 0
     turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
     masks = float(MASK_BYTES * shape.dropout * joined)
@@ -302,7 +319,7 @@ def projection(
     )
     kept_input = shard.kept_tokens(place.tokens) * inputs
     normed_kept = kept_by_norm(normed_elements, rows, shape, results=results)
-    normed_kept["saved_bytes"] += masks
+    normed_kept["saved_bytes"] += masks + WIDE_BYTES * (bare + bare_norm * heads)
     normed_kept["saved_elements"] += float(
         kept_input * begins + (4 * gated + function.narrow) * s * inputs
     )
@@ -325,13 +342,13 @@ def projection(
             + shape.scaled_branches * ACTIVATION_PASSES * joined
             + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),
-        norm_elements=float(norm_passes * normed_elements),
+        norm_elements=float(norm_passes * (normed_elements + bare)),
         wide_norm=count > 0 and not shape.fused_norms,
         fused_elements=float(
             ACTIVATION_PASSES * turned
             + JOIN_PASSES * joined
             + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
-            + FUSED_NORM_PASSES * normed_elements
+            + FUSED_NORM_PASSES * (normed_elements + bare)
         ),
         copied_elements=float((shared or shares_input) * kept_input),
         **normed_kept,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perfmodel.workload.zoo.published import module_names, published_sizes
@@ -73,7 +73,13 @@ class DecoderShape:
     `gains_from_one`: whether gains are added to one (Nemotron), so that the gradient of the bias is
         complete before theirs.
     `ungated`: function between the two maps of a feed-forward part without a gate (Nemotron).
-    `rotary_share`: of a head's elements, which positions turn; `unturned`: layers without.
+    `rotary_share`: of a head's elements, which positions turn.
+    `by_layer`: fields that some layers, counted from 0, have other values of.
+    `value_norms`: whether values are normalised head by head, without gains (Gemma 4).
+    `one_map`: whether keys are values, too; `reads_pairs`: whether a layer has neither, and reads
+        those of one before it.
+    `side_width`, `side_words`: elements that each layer is given of a token beside the stream, and
+        the rows of their table; 0: nothing.
     `own_rotaries`: whether sliding and full attention turn at rates of their own (Gemma 3, OLMo 3).
     `turned_apart`: whether turned elements are joined with the rest anew; None: where there is one.
     `learned_positions`: whether a table of `positions` rows is added to the embeddings.
@@ -115,7 +121,12 @@ class DecoderShape:
     gains_from_one: bool = False
     ungated: str | None = None
     rotary_share: float = 1.0
-    unturned: frozenset[int] = frozenset()
+    by_layer: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    value_norms: bool = False
+    one_map: bool = False
+    reads_pairs: bool = False
+    side_width: int = 0
+    side_words: int = 0
     own_rotaries: bool = False
     turned_apart: bool | None = None
     learned_positions: bool = False

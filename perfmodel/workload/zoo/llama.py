@@ -5,9 +5,17 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
+from perfmodel.errors import raise_faults
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Kept, Workload, sequence_of
-from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.shard import (
+    WHOLE,
+    Shard,
+    SharedSizes,
+    check_shard,
+    shard_faults,
+    whole_faults,
+)
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
@@ -17,11 +25,13 @@ from perfmodel.workload.zoo.decoder_block import (
     kept_by_norm,
     norm_ready,
     norm_work,
+    projection,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ADD_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     LOSS_PASSES,
@@ -42,16 +52,20 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
-    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
+    """Rotary frequencies, twice, for sliding and full attention where these differ; scales."""
     if not shape.rotary_share:
         return ()
-    full = {shape.window_of(layer) is None for layer in range(shape.layers)}
-    kinds = len(full) if shape.own_rotaries else 1
+    layers, kinds = range(shape.layers), {True: shape.head_size}
+    if shape.own_rotaries:
+        kinds = {
+            shape.window_of(layer) is None: shape_of_layer(shape, layer).head_size
+            for layer in layers
+        }
+    pairs = sum(int(size * shape.rotary_share) // 2 for size in kinds.values())
+    scales = shape.scaled_embedding + shape.value_norms * (shape.layers + bool(shape.side_width))
     return (
-        Buffers(
-            "fp32", 2 * kinds, 2 * kinds * 4 * (int(shape.head_size * shape.rotary_share) // 2)
-        ),
-        *(Buffers("fp32", 1, 4),) * shape.scaled_embedding,
+        Buffers("fp32", 2 * len(kinds), 2 * 4 * pairs),
+        *(Buffers("fp32", scales, 4 * scales),) * bool(scales),
     )
 
 
@@ -163,10 +177,15 @@ def llama(
     own = next((own for own in FAMILIES if name in FAMILIES[own]), "LlamaForCausalLM")
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
+    weight = [each for each in last.parameters if each[0] == "lm_head.weight"]
+    if shape.side_width:
+        allowed = "a table of its layers is not split"
+        raise_faults(shard_faults(shard) or whole_faults(shard, name, allowed))
+    side = side_inputs(shape, s) if shape.side_width else []
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     return assemble(
         name,
-        [first, *chain.from_iterable(blocks), last],
+        [first, *side, *chain.from_iterable(blocks), last],
         dtype=dtype,
         sample=sequence_of(s),
         source=f"Hugging Face {family or own}",
@@ -177,7 +196,9 @@ def llama(
             *chain.from_iterable(
                 in_order(block, shape.block_names.registered, 3) for block in blocks
             ),
-            *last.parameters,
+            *(each for each in last.parameters if each not in weight),
+            *(each for part in side for each in part.parameters),
+            *weight,
         ],
         buffers=rotary_buffers(shape),
         notes=(_CAP_NOTE,) * shape.capped,
@@ -192,9 +213,65 @@ _CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fu
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
     """Attention part, then feed-forward part."""
     place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
-    return [
+    parts = [
         *attention_part(place, shape.window_of(number)),
         *feed_forward_part(place, normed=not shape.parallel),
+        *(side_part(place) if shape.side_width else ()),
+    ]
+    if not shape.value_norms:
+        return parts
+    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * shape.width)
+    layer = parts[-1].layer  # all is multiplied by a number that is a buffer
+    return [
+        *parts[:-1],
+        with_work(parts[-1], vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1),
+    ]
+
+
+SIDE_PASSES = 2 * ACTIVATION_PASSES + ADD_PASSES
+"""Scaled, added to what the table says, scaled."""
+
+
+def side_inputs(shape: DecoderShape, s: int) -> list[Module]:
+    """What all layers are given beside the stream: of a table, and of a map of the embeddings."""
+    elements, outputs = s * shape.layers * shape.side_width, shape.layers * shape.side_width
+    table: tuple[Parameter, ...] = (
+        ("model.embed_tokens_per_layer.weight", (shape.side_words, outputs)),
+    )
+    own = weight_and_bias("model.per_layer_model_projection", outputs, shape.width, bias=False)
+    norm = weight_and_bias("model.per_layer_projection_norm", shape.side_width, bias=False)
+    passes, kernels = norm_work(shape)
+    saved = kept_by_norm(elements, s * shape.layers, shape, results=elements)
+    saved["saved_elements"] += float(s * shape.width)
+    gathered = token_tables(
+        "model.embed_tokens_per_layer", table, s, outputs, dropout=False, indexed=1
+    )
+    return [
+        gathered,
+        linear(
+            "model.per_layer_model_projection",
+            s,
+            shape.width,
+            outputs,
+            parameters=own + norm,
+            ready=names(norm) + names(own),
+            vector_elements=float((SIDE_PASSES + ACTIVATION_PASSES) * elements),
+            norm_elements=float(passes * elements),
+            wide_norm=True,
+            fused_elements=float((ADD_PASSES + FUSED_NORM_PASSES) * elements),
+            kernels=5 + kernels,
+            **saved,
+        ),
+    ]
+
+
+def side_part(place: BlockPlace) -> list[Module]:
+    """Gate what a layer is given beside the stream, map it, normalise, add."""
+    h, width = place.shape.width, place.shape.side_width
+    after, gate = "post_per_layer_input_norm", "per_layer_input_gate"
+    return [
+        projection(place, gate, h, width, begins=True),
+        projection(place, "per_layer_projection", width, h, after=after, added=True, gated=True),
     ]
 
 

@@ -149,6 +149,7 @@ def test_a_class_alone_does_not_say_how_large_a_model_is(tmp_path: Path) -> None
         {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
         {"model_type": "falcon", "alibi": True},
         {"model_type": "wav2vec2", "add_adapter": True},
+        {"model_type": "gemma4_text", "enable_moe_block": True},
         {"model_type": "mamba"},
     ],
 )
