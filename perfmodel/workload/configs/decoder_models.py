@@ -21,6 +21,7 @@ from perfmodel.workload.configs.family import (
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import (
+    CompressedShape,
     DecoderShape,
     ExpertShape,
     LatentShape,
@@ -80,7 +81,7 @@ where attention slides, or attention slides where they do not; the `usual_rotary
 """
 
 
-Experts = tuple[RoutedShape, LatentShape | None]
+Experts = tuple[RoutedShape, LatentShape | CompressedShape | None]
 """Experts of a decoder, and its attention where that is latent."""
 
 
@@ -178,7 +179,8 @@ def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
             *choice_faults(routed, "num_experts_per_tok", "n_group", "topk_group"),
         ]
     )
-    shape, experts = decoder_shape(config, family), (routed, _latent_shape(config))
+    latent = _compressed_shape(config) if hasattr(config, "hc_mult") else _latent_shape(config)
+    shape, experts = decoder_shape(config, family), (routed, latent)
     make = partial(decoder_workload, name, shape, experts, family=family.name)
     return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT), has_experts=True)
 
@@ -347,6 +349,43 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
         groups=(config.n_group or 1) if is_grouped else 1,
         top_groups=(config.topk_group or 1) if is_grouped else 1,
         **family.block,
+    )
+
+
+NEAR, CHOOSING, FAR = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+RATES = {NEAR: 0, CHOOSING: 4, FAR: 128}
+"""Tokens of a key of each kind of layer, as DeepSeek-V4 has them."""
+
+
+def _compressed_shape(config: SimpleNamespace) -> CompressedShape:
+    """Kinds of layers, and sizes, of DeepSeek-V4.
+
+    Raises `InputError`: too few kinds, groups that do not divide.
+    """
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    rates = {**RATES, **(config.compress_rates or {})}
+    of_rate = {rate: kind for kind, rate in RATES.items()}
+    kinds = config.kinds or [of_rate[rate] for rate in config.compress_ratios or ()]
+    kinds = kinds or [CHOOSING if at > 1 and at % 2 else FAR for at in range(layers)]
+    hashes = config.hash_types or ()
+    raise_faults(
+        divides(heads, config.o_groups, "o_groups", "the heads of queries")
+        + failed((len(kinds) < layers, "layer_types", f"{len(kinds)} values", f"{layers} or more"))
+    )
+    return CompressedShape(
+        config.q_lora_rank,
+        config.o_groups,
+        config.o_lora_rank,
+        tuple((rates[kind], kind == CHOOSING) for kind in kinds[:layers]),
+        config.index_n_heads,
+        config.index_head_dim,
+        config.hc_mult,
+        config.hc_sinkhorn_iters,
+        hashes.count("hash_moe") if hashes else min(layers, config.num_hash_layers),
     )
 
 

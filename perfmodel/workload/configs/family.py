@@ -41,6 +41,10 @@ Function = Literal[
 """Activation functions whose work is known."""
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
+CompressedKind = Literal[
+    "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+]
+
 LONGEST_DEFAULT = 4096
 """Tokens of a sample, where nobody says how many and positions are rotary: most are pre-trained
 with as many or twice, whatever the most that their positions allow."""
@@ -90,7 +94,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "embedding_size index_head_dim index_n_heads attention_head_dim in_channels "
             "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
             "decoder_ffn_dim embed_dim window_size "
-            "num_conv_pos_embeddings num_conv_pos_embedding_groups global_head_dim"
+            "num_conv_pos_embeddings num_conv_pos_embedding_groups global_head_dim hc_mult "
+            "o_groups o_lora_rank hc_sinkhorn_iters"
         ),
     ),
     (
@@ -109,7 +114,11 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Window | None, "sliding_window pad_token_id"),
-    (Window, "num_kv_shared_layers hidden_size_per_layer_input"),
+    (Window, "num_kv_shared_layers hidden_size_per_layer_input num_hash_layers"),
+    (tuple[CompressedKind, ...] | None, "kinds"),
+    (dict[CompressedKind, Width] | None, "compress_rates"),
+    (tuple[Literal[0, 4, 128], ...] | None, "compress_ratios"),
+    (tuple[Literal["hash_moe", "moe"], ...] | None, "hash_types"),
     (ExpertCount, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
     (ExpertCount | None, "n_shared_experts n_group topk_group"),
     (dict[int, dict[str, Width]] | None, "per_layer_config"),

@@ -64,8 +64,8 @@ pooler_type directionality attention_probs_dropout_prob embd_pdrop dense_act_fn 
 scale_decoder_outputs feed_forward_proj encoder_stride scale_embedding use_weighted_layer_sum
 classifier_proj_size apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
 mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width num_hidden_layers
-_class_name _diffusers_version flip_sin_to_cos freq_shift downsample_padding mid_block_scale_factor
-addition_time_embed_dim final_dropout feat_proj_dropout feat_quantizer_dropout
+_class_name _diffusers_version compress_rope_theta hc_eps flip_sin_to_cos freq_shift
+downsample_padding mid_block_scale_factor addition_time_embed_dim final_dropout feat_proj_dropout feat_quantizer_dropout
 ctc_loss_reduction ctc_zero_infinity num_codevectors_per_group num_codevector_groups num_negatives
 contrastive_logits_temperature codevector_dim proj_codevector_dim diversity_loss_weight tdnn_dim
 tdnn_kernel tdnn_dilation xvector_output_dim adapter_kernel_size adapter_stride num_adapter_layers
@@ -80,7 +80,7 @@ transformers 5.23 ``configuration_utils.py`` and the families' configuration cla
 ONLY: Mapping[str, tuple[object, ...]] = {
     "moe_layer_freq": (1,),
     "position_embedding_type": ("absolute",),
-    "scoring_func": ("softmax", "sigmoid"),
+    "scoring_func": ("softmax", "sigmoid", "sqrtsoftplus"),
     "num_key_value_groups": (1,),
     "qk_norm_type": ("per_layer",),
     "use_routing_bias": (True,),

@@ -221,6 +221,28 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedShape:
+    """Attention to near keys and to compressed ones, and streams beside each other (DeepSeek-V4).
+
+    `query_rank`, `groups`, `out_rank`: of the narrow maps of queries, and of each group of heads.
+    `layers`: of each layer, how many tokens become one key (0: it has none such), and whether an
+        indexer chooses among these, of `index_heads` and `index_size`.
+    `streams`, `iterations`: how many there are, and how often weights that mix them are balanced.
+    `hashed`: first layers, whose experts follow from the word alone.
+    """
+
+    query_rank: int
+    groups: int
+    out_rank: int
+    layers: tuple[tuple[int, bool], ...]
+    index_heads: int
+    index_size: int
+    streams: int
+    iterations: int
+    hashed: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Names of a family's experts, and the order in which it registers them.
 
@@ -242,11 +264,11 @@ EXPERT_NAMES = {family: ExpertNames(**names) for family, names in module_names("
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A decoder, its experts, and its attention where that is latent."""
+    """A decoder, its experts, and its attention where that is latent or compressed."""
 
     decoder: DecoderShape
     routed: RoutedShape
-    latent: LatentShape | None = None
+    latent: LatentShape | CompressedShape | None = None
 
 
 def _shape(parts: Mapping[str, dict[str, Any]]) -> ExpertShape:

@@ -49,6 +49,23 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 INDEXER = {"index_topk": 16, "index_head_dim": 24, "index_n_heads": 2}
+COMPRESSED = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "q_lora_rank": 24,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "index_n_heads": 3,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 48,
+}
 SHARED_EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -185,6 +202,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mlp_layer_types=["sparse", "dense", "sparse"],
         **{**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 3},
         **INDEXER,
+    ),
+    "deepseek_v4": decoder(
+        "deepseek_v4",
+        **COMPRESSED,
+        layer_types=[
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+    ),
+    "deepseek_v4, as older files have it": decoder(
+        "deepseek_v4",
+        **COMPRESSED,
+        compress_ratios=[128, 4, 0, 4],
+        num_hash_layers=0,
+        qk_rope_head_dim=16,
+        tie_word_embeddings=True,
     ),
     "kimi_k2": decoder("kimi_k2", q_lora_rank=32, n_group=1, topk_group=1, **LATENT),
     "minimax_m2": decoder(

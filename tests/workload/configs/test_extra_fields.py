@@ -210,9 +210,8 @@ def test_parameters_of_published_models(
 ) -> None:
     """As huggingface.co counts them.
 
-    Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9) and
-    swin-tiny, wav2vec2-base-960h,
-    deberta-v3-base.
+    Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9),
+    swin-tiny, wav2vec2-base-960h and deberta-v3-base.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)
