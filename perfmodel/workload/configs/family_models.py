@@ -249,6 +249,9 @@ def t5_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     return Buildable(name, partial(t5.t5, name, shape=shape), config.n_positions)
 
 
+RELATIVE = (
+    "Attention is fused where the scenario's is, though transformers does not fuse this family's."
+)
 BERT_HEADS: Mapping[str, bert.Head] = {
     "BertForMaskedLM": "masked",
     "BertForPreTraining": "pre-training",
@@ -283,7 +286,8 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         **_relative(config),
     )
     make = partial(bert.bert, name, shape=shape, head=BERT_HEADS.get(config.head, "masked"))
-    return Buildable(name, make, positions, longest=positions)
+    notes = (RELATIVE,) * bool(shape.relative)
+    return Buildable(name, make, positions, longest=positions, notes=notes)
 
 
 def _relative(config: SimpleNamespace) -> dict[str, Any]:
