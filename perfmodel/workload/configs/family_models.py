@@ -28,60 +28,12 @@ from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, GATED
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
 from perfmodel.workload.zoo.text_decoder import (
-    GptShape,
+    ENDS,
     TextDecoderShape,
-    gpt,
     text_decoder,
 )
 from perfmodel.workload.zoo.wav2vec2 import Wav2Vec2Shape, wav2vec2
 from perfmodel.workload.zoo.whisper import WHISPER_BLOCK, WhisperShape, whisper
-
-
-def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
-    """Return the model of a configuration of GPT-2."""
-    raise_faults(divides(config.n_embd, config.n_head, "n_head", "n_embd"))
-    shape = GptShape(
-        config.n_layer,
-        config.n_embd,
-        config.n_head,
-        config.n_positions,
-        config.vocab_size,
-        mlp_width=config.n_inner,
-        activation=ACTIVATIONS[config.activation_function],
-        untied=not config.tie_word_embeddings,
-    )
-    make = partial(
-        gpt,
-        name,
-        shape=shape,
-        dropout=is_on(config.resid_pdrop),
-        embedding_dropout=is_on(config.embd_pdrop),
-        score_dropout=is_on(config.attn_pdrop),
-    )
-    return Buildable(name, make, shape.positions, longest=shape.positions)
-
-
-def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of GPT-NeoX or Pythia."""
-    raise_faults(heads_divide(config.hidden_size, config.num_attention_heads))
-    block = StackShape(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.intermediate_size,
-        BLOCK_NAMES["neox"],
-        causal=True,
-        activation=ACTIVATIONS[config.hidden_act],
-        dropout=is_on(config.hidden_dropout),
-        score_dropout=is_on(config.attention_dropout),
-        biases=(config.attention_bias,) * 3,
-        output_bias=config.attention_bias,
-        rotary_share=rotary_share(config, usual=0.25),
-        parallel=config.use_parallel_residual,
-    )
-    return _decoder(
-        name, config, block, {**family.shape, "embedding_dropout": is_on(config.hidden_dropout)}
-    )
-
 
 ALIBI = (
     "Biases of distances are added to scores in no time of their own; attention is fused where the "
@@ -89,22 +41,65 @@ ALIBI = (
 )
 
 
+STACK: Mapping[str, Any] = {
+    "attention_bias": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "num_key_value_heads": None,
+    "partial_rotary_factor": None,
+    "rope_parameters": None,
+    "use_parallel_residual": False,
+    "usual_rotary_share": 0.0,
+    "word_embed_proj_dim": None,
+    "position_offset": 0,
+}
+"""Values of fields that a family does not have."""
+
+
 def stack_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of Bloom or MPT, or of what is like them."""
-    raise_faults(heads_divide(config.hidden_size, config.num_attention_heads))
+    """Return the model of a configuration of GPT-2, GPT-NeoX, Phi, OPT, Bloom or MPT.
+
+    Phi's two branches read one norm, and it has no grouped queries; OPT 350m alone maps embeddings.
+    """
+    config = SimpleNamespace(**{**STACK, **vars(config)})
+    width, heads, longest = config.hidden_size, config.num_attention_heads, None
+    pairs, mapped, biased = (
+        config.num_key_value_heads,
+        config.word_embed_proj_dim,
+        config.attention_bias,
+    )
+    one, same = f"{heads}, as many as num_attention_heads", f"{width}, as hidden_size"
+    raise_faults(
+        heads_divide(width, heads)
+        + failed(
+            (pairs not in (None, heads), "num_key_value_heads", str(pairs), one),
+            (mapped not in (None, width), "word_embed_proj_dim", str(mapped), same),
+        )
+    )
+    follows = {
+        "biases": (biased,) * 3,
+        "output_bias": biased,
+        "rotary_share": rotary_share(config, usual=config.usual_rotary_share),
+        "parallel": config.use_parallel_residual,
+    }
     block = StackShape(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.intermediate_size or 4 * config.hidden_size,
+        width,
+        heads,
+        config.intermediate_size or 4 * width,
         BLOCK_NAMES[config.names],
         causal=True,
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout),
         score_dropout=is_on(config.attention_dropout),
-        **family.block,
+        **{**follows, **family.block},
     )
-    notes = (ALIBI,) * (not block.rotary_share)
-    return replace(_decoder(name, config, block, family.shape), notes=notes)
+    more = {place: bool(getattr(config, source)) for place, source in family.stated.items()}
+    if ENDS[family.shape["ends"]].positions:
+        longest = config.max_position_embeddings
+        more["positions"] = longest + config.position_offset
+    model = _decoder(name, config, block, {**more, **family.shape})
+    notes = (ALIBI,) * (not (block.rotary_share or longest))
+    return replace(model, default=longest or model.default, longest=longest, notes=notes)
 
 
 def falcon_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -122,33 +117,9 @@ def falcon_model(name: str, config: SimpleNamespace, family: Family) -> Buildabl
         "spread": newer,
         "held": 0.0 if newer or config.multi_query else 2.0,
     }
-    return stack_model(name, config, replace(family, block=block))
-
-
-def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of Phi 1 or 2, whose two branches read the same norm."""
-    heads, pairs = config.num_attention_heads, config.num_key_value_heads
-    # grouped queries, which no model of the family has
-    grouped, allowed = pairs not in (None, heads), f"{heads}, as many as num_attention_heads"
-    raise_faults(
-        heads_divide(config.hidden_size, heads)
-        + failed((grouped, "num_key_value_heads", str(pairs), allowed))
-    )
-    block = StackShape(
-        config.hidden_size,
-        heads,
-        config.intermediate_size,
-        BLOCK_NAMES["phi"],
-        causal=True,
-        activation=ACTIVATIONS[config.hidden_act],
-        dropout=is_on(config.resid_pdrop),
-        score_dropout=is_on(config.attention_dropout),
-        rotary_share=rotary_share(config, usual=0.5),
-        parallel=True,
-    )
-    return _decoder(
-        name, config, block, {**family.shape, "embedding_dropout": is_on(config.embd_pdrop)}
-    )
+    own = replace(family, block=block)
+    config.num_key_value_heads = None
+    return stack_model(name, config, own)
 
 
 def modernbert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -183,32 +154,6 @@ def modernbert_model(name: str, config: SimpleNamespace, family: Family) -> Buil
 
 POSITION_OFFSET = 2
 """Rows of the table of positions before the first (``OPTLearnedPositionalEmbedding``, BART's)."""
-
-
-def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of OPT."""
-    width, positions = config.word_embed_proj_dim, config.max_position_embeddings
-    maps = width not in (None, config.hidden_size)  # embeddings that are mapped: OPT 350m alone
-    raise_faults(
-        heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((maps, "word_embed_proj_dim", str(width), f"{config.hidden_size}, as hidden_size"))
-    )
-    block = StackShape(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.ffn_dim,
-        BLOCK_NAMES["opt"],
-        causal=True,
-        activation=ACTIVATIONS[config.activation_function],
-        dropout=is_on(config.dropout),
-        score_dropout=is_on(config.attention_dropout),
-        scaled_queries=True,
-    )
-    return replace(
-        _decoder(name, config, block, {**family.shape, "positions": positions + POSITION_OFFSET}),
-        default=positions,
-        longest=positions,
-    )
 
 
 def _decoder(
