@@ -32,7 +32,7 @@ from perfmodel.workload.zoo.text_decoder import (
     TextDecoderShape,
     text_decoder,
 )
-from perfmodel.workload.zoo.wav2vec2 import Wav2Vec2Shape, wav2vec2
+from perfmodel.workload.zoo.wav2vec2 import wav2vec2
 from perfmodel.workload.zoo.whisper import WHISPER_BLOCK, WhisperShape, whisper
 
 ALIBI = (
@@ -369,15 +369,16 @@ def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         wide_scores=False,
         late_norms=not config.do_stable_layer_norm,
     )
-    shape = Wav2Vec2Shape(
-        tuple(zip(*convolutions, strict=True)),
-        config.num_hidden_layers,
-        block,
-        config.feat_extract_norm == "layer",
-        config.conv_bias,
-        (config.num_conv_pos_embeddings, groups),
-        is_on(config.mask_time_prob) or is_on(config.mask_feature_prob),
-        config.vocab_size if config.head == family.name else None,
+    make = partial(
+        wav2vec2,
+        name,
+        convolutions=tuple(zip(*convolutions, strict=True)),
+        layers=config.num_hidden_layers,
+        block=block,
+        normed=config.feat_extract_norm == "layer",
+        biased=config.conv_bias,
+        positions=(config.num_conv_pos_embeddings, groups),
+        masked=is_on(config.mask_time_prob) or is_on(config.mask_feature_prob),
+        vocabulary=config.vocab_size if config.head == family.name else None,
     )
-    notes = (KEPT_LAYERS,) * is_on(config.layerdrop)
-    return Buildable(name, partial(wav2vec2, name, shape=shape), SOUND_FRAMES, notes=notes)
+    return Buildable(name, make, SOUND_FRAMES, notes=(KEPT_LAYERS,) * is_on(config.layerdrop))

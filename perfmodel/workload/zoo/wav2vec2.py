@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.errors import raise_faults
 from perfmodel.workload.model import ELEMENT_BYTES, Sample, Workload
@@ -35,71 +35,69 @@ RATE_HZ = 16_000
 """Sampling rate of the sound (Baevski et al. 2020, arXiv 2006.11477, section 4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wav2Vec2Shape:
-    """Convolutions (channels, kernel, stride), the encoder's blocks, and how many there are.
-
-    `normed`: whether each convolution is normalised, and not the first alone.
-    `biased`: whether convolutions have a bias.
-    `positions`: kernel and groups of the convolution that stands for positions.
-    `masked`: whether there is an embedding for what is masked.
-    `vocabulary`: of the head; None: there is none.
-    """
-
-    convolutions: Sequence[tuple[int, int, int]]
-    layers: int
-    block: StackShape
-    normed: bool
-    biased: bool
-    positions: tuple[int, int]
-    masked: bool
-    vocabulary: int | None
-
-
 def wav2vec2(
-    name: str, *, dtype: str, sequence_length: int, shape: Wav2Vec2Shape, shard: Shard = WHOLE
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    convolutions: Sequence[tuple[int, int, int]],
+    layers: int,
+    block: StackShape,
+    normed: bool,
+    biased: bool,
+    positions: tuple[int, int],
+    masked: bool,
+    vocabulary: int | None,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Encoder of so many frames of sound, each mapped to a letter.
 
+    `convolutions`: channels, kernel and stride of each; `biased`: whether they have a bias;
+        `normed`: whether each is normalised, and not the first alone.
+    `positions`: kernel and groups of the convolution that stands for positions.
+    `masked`: whether there is an embedding for what is masked.
+    `vocabulary`: of the head; None: there is none.
     Raises `InputError`: a share of it, which nobody's library has.
     """
     raise_faults(shard_faults(shard) or whole_faults(shard, name, "its convolutions are not split"))
-    s, block, samples = sequence_length, shape.block, sequence_length
-    for _, kernel, stride in reversed(shape.convolutions):
+    s, h, samples = sequence_length, block.width, sequence_length
+    for _, kernel, stride in reversed(convolutions):
         samples = (samples - 1) * stride + kernel
-    root, h = "wav2vec2." * (shape.vocabulary is not None), block.width
-    mask: tuple[Parameter, ...] = ((f"{root}masked_spec_embed", (h,)),) * shape.masked
-    features = _features(f"{root}feature_extractor.conv_layers", samples, shape)
-    positions = _positions(f"{root}encoder.pos_conv_embed.conv", s, shape)
-    projected = _projection(f"{root}feature_projection", s, shape, mask)
+    root = "wav2vec2." * (vocabulary is not None)
+    mask: tuple[Parameter, ...] = ((f"{root}masked_spec_embed", (h,)),) * masked
+    extractor = f"{root}feature_extractor.conv_layers"
+    features = _features(extractor, samples, convolutions, normed=normed, biased=biased)
+    placed = _positions(f"{root}encoder.pos_conv_embed.conv", s, block, *positions)
+    last, *_ = convolutions[-1]
+    projected = _projection(f"{root}feature_projection", s, last, h, mask)
     norm = last_norm(f"{root}encoder.layer_norm", s, h)
-    blocks, ordered = stack_blocks(f"{root}encoder.layers", shape.layers, block, s)
+    blocks, ordered = stack_blocks(f"{root}encoder.layers", layers, block, s)
     head = vocabulary_head(
         "lm_head",
         s,
         h,
-        shape.vocabulary or 1,
+        vocabulary or 1,
         norm=(),
         tied=False,
         biased=True,
         wide_loss=False,
         shard=WHOLE,
     )
-    heads = [head] if shape.vocabulary else []
+    heads = [head] if vocabulary else []
     early, late = ([norm], []) if block.late_norms else ([], [norm])
     return assemble(
         name,
-        [*features, projected, positions, *early, *blocks, *late, *heads],
+        [*features, projected, placed, *early, *blocks, *late, *heads],
         dtype=dtype,
         sample=Sample("recording", f"of {samples / RATE_HZ:.3g} s"),
         source="Hugging Face Wav2Vec2ForCTC; Baevski et al. 2020, arXiv 2006.11477",
         input_elements=float(samples),
-        output_elements=float(s * (shape.vocabulary or h)),
+        output_elements=float(s * (vocabulary or h)),
         registered=[
             *mask,
             *(each for part in features for each in part.parameters),
             *(each for each in projected.parameters if each not in mask),
-            *positions.parameters,
+            *placed.parameters,
             *norm.parameters,
             *ordered,
             *(each for part in heads for each in part.parameters),
@@ -109,11 +107,18 @@ def wav2vec2(
     )
 
 
-def _features(path: str, samples: int, shape: Wav2Vec2Shape) -> list[Module]:
+def _features(
+    path: str,
+    samples: int,
+    convolutions: Sequence[tuple[int, int, int]],
+    *,
+    normed: bool,
+    biased: bool,
+) -> list[Module]:
     """Convolve sound again and again, GELU after each; normalise the first result, or each."""
     parts, sound = list[Module](), Image(1, 1, samples)
-    for number, (channels, kernel, stride) in enumerate(shape.convolutions):
-        normed, read = shape.normed or number == 0, sound.elements
+    for number, (channels, kernel, stride) in enumerate(convolutions):
+        read, follows = sound.elements, normed or number == 0
         part, sound = sound_convolution(
             f"{path}.{number}.conv",
             sound,
@@ -121,20 +126,19 @@ def _features(path: str, samples: int, shape: Wav2Vec2Shape) -> list[Module]:
             kernel=kernel,
             stride=stride,
             padding=0,
-            bias=shape.biased,
+            bias=biased,
             input_elements=read,
-            activated=not normed,
+            activated=not follows,
         )
         parts += [
             part,
-            *[group_norm(f"{path}.{number}.layer_norm", sound, activation=True)] * normed,
+            *[group_norm(f"{path}.{number}.layer_norm", sound, activation=True)] * follows,
         ]
     return parts
 
 
-def _projection(name: str, s: int, shape: Wav2Vec2Shape, mask: tuple[Parameter, ...]) -> Module:
+def _projection(name: str, s: int, features: int, h: int, mask: tuple[Parameter, ...]) -> Module:
     """Normalise features, map them, and put the embedding of what is masked in some places."""
-    h, (features, *_) = shape.block.width, shape.convolutions[-1]
     norm = norm_parameters(f"{name}.layer_norm", features)
     own = weight_and_bias(f"{name}.projection", h, features)
     return linear(
@@ -149,16 +153,16 @@ def _projection(name: str, s: int, shape: Wav2Vec2Shape, mask: tuple[Parameter, 
         saved_elements=float(s * features),
         stream_elements=float(s * features),
         saved_bytes=float(NORM_BYTES * s),
-        kernels=2 + shape.masked,
+        kernels=2 + len(mask),
     )
 
 
-def _positions(name: str, s: int, shape: Wav2Vec2Shape) -> Module:
+def _positions(name: str, s: int, block: StackShape, kernel: int, groups: int) -> Module:
     """Convolve frames with those beside them, GELU, add; the weight is a length and a direction.
 
     What follows is dropped out, after the norm where that comes first.
     """
-    h, (kernel, groups), drops = shape.block.width, shape.positions, shape.block.dropout
+    h, drops = block.width, block.dropout
     part, out = convolution(
         name, Image(h, 1, s), h, (1, kernel), padding=(0, kernel // 2), groups=groups
     )
