@@ -22,7 +22,7 @@ from perfmodel.workload.configs.family import (
     rotary_share,
 )
 from perfmodel.workload.zoo import bert, t5
-from perfmodel.workload.zoo.bart import BART_BLOCK, BartShape, bart
+from perfmodel.workload.zoo.bart import BART_BLOCK, bart
 from perfmodel.workload.zoo.bert_block import BertShape
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, GATED
@@ -239,13 +239,12 @@ def _relative(config: SimpleNamespace) -> dict[str, Any]:
     """Sizes of relative positions, which DeBERTa alone has: buckets of them, or all."""
     if not hasattr(config, "relative_attention"):
         return {}
-    far, kernel = config.max_relative_positions, getattr(config, "conv_kernel_size", 0)
-    far = far if far > 0 else config.max_position_embeddings
-    buckets = getattr(config, "position_buckets", 0)
+    stated = (getattr(config, "position_buckets", 0), config.max_relative_positions)
+    rows = next((each for each in stated if each > 0), config.max_position_embeddings)
     return {
-        "relative": 2 * (buckets if buckets > 0 else far),
+        "relative": 2 * rows,
         "has_positions": config.position_biased_input,
-        "kernel": kernel,
+        "kernel": getattr(config, "conv_kernel_size", 0),
     }
 
 
@@ -272,17 +271,16 @@ def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Bui
 
 def bart_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of BART."""
-    encoder, decoder = _both_blocks(config, BART_BLOCK)
-    shape = BartShape(
-        config.encoder_layers,
-        encoder,
-        config.decoder_layers,
-        decoder,
-        config.vocab_size,
-        config.max_position_embeddings + POSITION_OFFSET,
-    )
     longest = config.max_position_embeddings
-    return Buildable(name, partial(bart, name, shape=shape), longest, longest=longest)
+    make = partial(
+        bart,
+        name,
+        layers=(config.encoder_layers, config.decoder_layers),
+        blocks=_both_blocks(config, BART_BLOCK),
+        vocabulary=config.vocab_size,
+        positions=longest + POSITION_OFFSET,
+    )
+    return Buildable(name, make, longest, longest=longest)
 
 
 def _both_blocks(config: SimpleNamespace, usual: StackShape) -> tuple[StackShape, StackShape]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.errors import raise_faults
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Workload, sequence_of
@@ -27,37 +27,35 @@ TABLE = "model.shared.weight"
 NOTE = "The decoder predicts as many tokens as the encoder reads."
 
 
-@dataclass(frozen=True, slots=True)
-class BartShape:
-    """Both stacks, words, and rows of the table of positions that each has."""
-
-    encoder_layers: int
-    encoder: StackShape
-    decoder_layers: int
-    decoder: StackShape
-    vocabulary: int
-    positions: int
-
-
 def bart(
-    name: str, *, dtype: str, sequence_length: int, shape: BartShape, shard: Shard = WHOLE
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    layers: tuple[int, int],
+    blocks: tuple[StackShape, StackShape],
+    vocabulary: int,
+    positions: int,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Encoder and decoder of `sequence_length` tokens each.
 
+    `layers`, `blocks`: of the encoder and of the decoder.
+    `positions`: rows of the table of positions that each has.
     Raises `InputError`: a share of it, which nobody's library has.
     """
-    s, h = sequence_length, shape.encoder.width
+    s, h, tables = sequence_length, blocks[0].width, (vocabulary, positions)
     raise_faults(shard_faults(shard) or whole_faults(shard, name, "its encoder is not split"))
-    table: Parameter = (TABLE, (shape.vocabulary, h))
-    encoder, first = _stack("encoder", shape.encoder_layers, shape.encoder, shape, s, None)
-    decoder, second = _stack("decoder", shape.decoder_layers, shape.decoder, shape, s, s)
+    table: Parameter = (TABLE, (vocabulary, h))
+    encoder, first = _stack("encoder", layers[0], blocks[0], tables, s, None)
+    decoder, second = _stack("decoder", layers[1], blocks[1], tables, s, s)
     # the gradient of the table is complete when the encoder's use of it is done
     gathered = encoder[0]
     encoder[0] = replace(
         gathered, parameters=(table, *gathered.parameters), ready=(*gathered.ready, TABLE)
     )
     head = vocabulary_head(
-        "lm_head", s, h, shape.vocabulary, norm=(), tied=True, wide_loss=False, shard=WHOLE
+        "lm_head", s, h, vocabulary, norm=(), tied=True, wide_loss=False, shard=WHOLE
     )
     return assemble(
         name,
@@ -66,16 +64,16 @@ def bart(
         sample=sequence_of(s),
         source="Hugging Face BartForConditionalGeneration; Lewis et al. 2019, arXiv 1910.13461",
         input_elements=2 * s,
-        output_elements=s * shape.vocabulary,
+        output_elements=s * vocabulary,
         registered=[table, *first, *second],
-        buffers=(Buffers("fp32", 1, 4 * shape.vocabulary),),  # a bias of logits
+        buffers=(Buffers("fp32", 1, 4 * vocabulary),),  # a bias of logits
         notes=(NOTE,),
         shard=shard,
     )
 
 
 def _stack(
-    stack: str, layers: int, block: StackShape, shape: BartShape, s: int, source: int | None
+    stack: str, layers: int, block: StackShape, sizes: tuple[int, int], s: int, source: int | None
 ) -> tuple[list[Module], list[Parameter]]:
     """Parts in the order of forward, and parameters but the shared table in that of registration.
 
@@ -83,8 +81,8 @@ def _stack(
     """
     root, h, elements = f"model.{stack}", block.width, s * block.width
     tables: tuple[Parameter, ...] = (
-        (TABLE, (shape.vocabulary, h)),
-        (f"{root}.embed_positions.weight", (shape.positions, h)),
+        (TABLE, (sizes[0], h)),
+        (f"{root}.embed_positions.weight", (sizes[1], h)),
     )
     first = token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2)
     scaled = first.layer.vector_bytes + ELEMENT_BYTES * ACTIVATION_PASSES * elements

@@ -12,11 +12,9 @@ from typing import Literal
 from perfmodel.errors import raise_faults
 from perfmodel.workload.layer_calls import (
     LayerCall,
-    column_calls,
-    loss_calls,
     norm_calls,
 )
-from perfmodel.workload.model import Buffers, Kept, Workload, sequence_of
+from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import (
     WHOLE,
     Shard,
@@ -31,10 +29,8 @@ from perfmodel.workload.zoo.deberta import convolved, position_table
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ACTIVATIONS,
-    FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
-    LOSS_PASSES,
     NORM_PASSES,
     Module,
     Parameter,
@@ -46,8 +42,10 @@ from perfmodel.workload.zoo.layers import (
     numels,
     renamed,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.published import module_names, published_sizes
+from perfmodel.workload.zoo.transformer import vocabulary_head
 
 HEAD_BIAS = "cls.predictions.bias"
 TRANSFORM = "cls.predictions.transform"
@@ -204,10 +202,7 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         function = ACTIVATIONS[shape.head_activation]
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    bias: tuple[Parameter, ...] = ((HEAD_BIAS, (own_vocabulary,)),)
     own = shard.stream_tokens(s)
-    logits = s * (own_vocabulary if shard.parallel_loss else shard.padded(shape.vocabulary))
     transform = linear(
         f"{prefix}.transform.dense",
         own,
@@ -223,23 +218,18 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         kernels=2 + function.kernels,
         calls=norm_calls(shard, numels(dense + norm)),
     )
-    decoder = linear(
-        f"{prefix}.decoder",
+    decoder = vocabulary_head(
+        prefix,
         s,
         h,
-        own_vocabulary,
-        parameters=bias,
-        ready=names(bias),
-        vector_elements=float(LOSS_PASSES * logits),
-        wide_elements=float(LOSS_PASSES * logits),
-        fused_elements=float(FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h),
-        stream_elements=float(logits),
-        kernels=4,
-        calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(shape.vocabulary)),
-        fused_kept=Kept(float(shard.kept_tokens(s) * h + logits)),
+        shape.vocabulary,
+        norm=(),
+        tied=True,
+        biased=True,
+        wide_loss=False,
+        shard=shard,
     )
-    return [transform, decoder]
+    return [transform, with_work(decoder, name=f"{prefix}.decoder")]
 
 
 MODELS = {

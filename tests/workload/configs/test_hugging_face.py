@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from perfmodel.errors import InputError
 from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.buildable import build
 from tests.workload.configs.real_configs import (
     BATCH,
@@ -251,6 +252,15 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     assert {tensor.name for tensor in ours.tensors} - trained == {
         "model.encoder.embed_positions.weight"
     }
+
+
+@pytest.mark.parametrize("label", ["deberta-v2", "wav2vec2", "gemma4_text", "deepseek_v4", "swin"])
+def test_models_that_nobody_splits_say_so(label: str, tmp_path: Path) -> None:
+    model = written(tmp_path, label)
+    with pytest.raises(InputError) as caught:
+        build(model, shard=Shard(tensor=2, sequence_parallel=True), **sample_of(model))
+    assert {fault.field for fault in caught.value.faults} == {"tensor"}
+    assert "split" in str(caught.value)
 
 
 DIFFUSERS = ("DiTTransformer2DModel", "Transformer2DModel", "UNet2DConditionModel")

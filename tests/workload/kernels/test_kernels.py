@@ -260,6 +260,12 @@ def test_shapes_of_the_zoo_have_the_operations_of_their_layers(name):
         assert again != shape
 
 
+def test_a_product_of_rows_that_all_samples_share_runs_once() -> None:
+    product = MatrixProduct(512, 768, 768)
+    assert batched(product, 8).flops == 8 * product.flops
+    assert batched(replace(product, shared=True), 8).flops == product.flops
+
+
 @pytest.mark.parametrize(
     ("records", "kind", "median", "most"),
     [
