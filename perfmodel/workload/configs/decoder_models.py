@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -112,48 +112,33 @@ def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildab
     )
 
 
-def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
-    """Return the dense decoder of a configuration of Gemma 4, whose layers are of several kinds.
+FULL, SLIDES = "full_attention", "sliding_attention"
 
-    Those that see all have heads of their own; the last ones read keys and values of others.
-    """
-    layers, shared, full = stated.num_hidden_layers, stated.num_kv_shared_layers, stated.layer_types
-    kinds = [*(full or (SLIDES if (layer + 1) % 6 else FULL for layer in range(layers)))]
-    kinds[-1:] = [FULL]
-    own, reading = kinds[: layers - shared], range(layers - shared, layers)
-    alone, pairs = {*kinds} - {*own}, stated.num_key_value_heads
-    heads, grouped = stated.num_attention_heads, stated.num_global_key_value_heads
+
+def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the dense decoder of a configuration of Gemma 4, whose layers are of several kinds."""
+    layers, shared, kinds = (
+        stated.num_hidden_layers,
+        stated.num_kv_shared_layers,
+        stated.layer_types,
+    )
+    kinds = [*(kinds or (SLIDES if (layer + 1) % 6 else FULL for layer in range(layers)))]
+    kinds[-1:], found = [FULL], f"{len(kinds)} values"
+    alone = shared and (shared >= layers or {*kinds} - {*kinds[: layers - shared]})
+    allowed = "fewer: some layer of each kind has keys"
     raise_faults(
         failed(
-            (len(kinds) != layers, "layer_types", f"{len(kinds)} values", f"{layers}, as layers"),
-            (
-                shared and (alone or shared >= layers),
-                "num_kv_shared_layers",
-                str(shared),
-                "fewer: each kind of layer has keys",
-            ),
+            (len(kinds) != layers, "layer_types", found, f"one for each of the {layers} layers"),
+            (alone, "num_kv_shared_layers", str(shared), allowed),
         )
-        + divides(heads, grouped or pairs, "num_global_key_value_heads", "the heads of queries")
     )
-    stated.layer_types = tuple(kinds)
-    usual = {"head_dim": stated.global_head_dim}
-    usual |= {"num_key_value_heads": grouped} if grouped and stated.attention_k_eq_v else {}
-    listed = stated.per_layer_config
-    own_sizes = {
-        layer: (usual if kind == FULL else {}) if listed is None else listed.get(layer, {})
-        for layer, kind in enumerate(kinds)
-    }
-    by_layer = {
-        layer: {
-            "head_width": sizes.get("head_dim", stated.head_dim),
-            "kv_heads": sizes.get("num_key_value_heads", pairs),
-            "one_map": stated.attention_k_eq_v and kinds[layer] == FULL,
-            "reads_pairs": layer in reading,
-            "mlp_width": (1 + (stated.use_double_wide_mlp and layer in reading))
-            * stated.intermediate_size,
-        }
-        for layer, sizes in own_sizes.items()
-    }
+    stated.layer_types, by_layer = tuple(kinds), _gemma4_layers(stated, kinds)
+    heads, counts = stated.num_attention_heads, {each["kv_heads"] for each in by_layer.values()}
+    raise_faults(
+        fault
+        for count in counts
+        for fault in divides(heads, count, "num_key_value_heads", "the heads of queries")
+    )
     shape = replace(
         decoder_shape(_with_unstated(stated), family),
         by_layer=by_layer,
@@ -164,7 +149,32 @@ def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
 
 
-FULL, SLIDES = "full_attention", "sliding_attention"
+def _gemma4_layers(stated: SimpleNamespace, kinds: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Sizes of each layer.
+
+    Those that see all have heads of their own; the last ones read keys and values of others, and
+    may be twice as wide. What newer files state of single layers goes before.
+    """
+    first, grouped = len(kinds) - stated.num_kv_shared_layers, stated.num_global_key_value_heads
+    usual = {"head_dim": stated.head_dim, "num_key_value_heads": stated.num_key_value_heads}
+    full = usual | {"head_dim": stated.global_head_dim}
+    full |= {"num_key_value_heads": grouped} if grouped and stated.attention_k_eq_v else {}
+    listed = stated.per_layer_config
+    sizes = [
+        (full if kind == FULL else usual) if listed is None else usual | listed.get(layer, {})
+        for layer, kind in enumerate(kinds)
+    ]
+    return {
+        layer: {
+            "head_width": sizes[layer]["head_dim"],
+            "kv_heads": sizes[layer]["num_key_value_heads"],
+            "one_map": stated.attention_k_eq_v and kind == FULL,
+            "reads_pairs": layer >= first,
+            "mlp_width": stated.intermediate_size
+            << (stated.use_double_wide_mlp and layer >= first),
+        }
+        for layer, kind in enumerate(kinds)
+    }
 
 
 def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:

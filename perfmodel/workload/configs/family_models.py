@@ -346,7 +346,7 @@ def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Builda
             *failed(
                 (
                     len({*lengths}) > 1 or not all(lengths),
-                    "conv_dim, conv_kernel, conv_stride",
+                    "conv_dim",
                     repr(lengths),
                     allowed,
                 )

@@ -201,12 +201,16 @@ def llama(
             *weight,
         ],
         buffers=rotary_buffers(shape),
-        notes=(_CAP_NOTE,) * shape.capped,
+        notes=(_CAP_NOTE,) * shape.capped + (_SIDE_NOTE,) * bool(shape.side_width),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * shape.width),
     )
 
 
+_SIDE_NOTE = (
+    "Between stages of a pipeline the stream alone is sent: not what layers are given beside it, "
+    "nor keys and values that several read."
+)
 _CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fused or not."
 
 

@@ -61,13 +61,12 @@ def swin(
         shape = replace(block, width=width, heads=count, mlp_width=block.mlp_width << stage)
         path = f"{root}encoder.layers.{stage}.blocks"
         blocks, ordered = stack_blocks(path, depth, shape, side**2)
+        registered += ordered
         size = len(blocks) // depth
         for at in range(0, len(blocks), size):
             parts += hand_on(blocks[at : at + size], side**2 * width)
-        registered += ordered
-    norm = last_norm(f"{root}layernorm", side**2, width, kept_result=False)
-    head = [linear("classifier", 1, width, classes, saved_elements=width)] if classes else []
-    last = [norm, *head]
+    last = [last_norm(f"{root}layernorm", side**2, width)]
+    last += [linear("classifier", 1, width, classes, saved_elements=width)] if classes else []
     return assemble(
         name,
         [*parts, *last],

@@ -108,6 +108,31 @@ def test_models_that_the_zoo_has_not_are_refused_in_their_field(
     assert words in fault.allowed
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        ("swin", {"depths": [2, 2]}, "num_heads"),
+        ("swin", {"num_heads": [5, 6, 12, 24]}, "num_heads"),
+        ("wav2vec2", {"conv_dim": [8]}, "conv_dim"),
+        ("wav2vec2", {"num_conv_pos_embedding_groups": 7}, "num_conv_pos_embedding_groups"),
+        ("gemma4_text", {"num_kv_shared_layers": 30}, "num_kv_shared_layers"),
+        ("gemma4_text", {"num_kv_shared_layers": 25}, "num_kv_shared_layers"),
+        ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma4_text", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("deepseek_v4", {"o_groups": 7}, "o_groups"),
+        ("deepseek_v4", {"compress_ratios": [4]}, "layer_types"),
+        ("deberta", {"relative_attention": True}, "pos_att_type"),
+        ("deberta-v2", {"relative_attention": False}, "relative_attention"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_in_their_field(
+    kind: str, changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, {"model_type": kind, **changes})
+    assert field in {fault.field for fault in raised.value.faults}
+
+
 def test_no_window_is_written_as_zero(tmp_path: Path) -> None:
     """As transformers 5 writes Qwen's."""
     fields = LLAMA | {
