@@ -39,6 +39,8 @@ def refused(path: Path) -> tuple[Fault, ...]:
         (b"[1, 2]", "a list only"),
         (b"7", "one value only"),
         (b'{"model_type": "llama"', "no JSON"),
+        (b'{"model_type": [], "architectures": ["LlamaForCausalLM"]}', "model_type: found []"),
+        (b'{"model_type": {}, "architectures": ["LlamaForCausalLM"]}', "model_type: found {}"),
         (b"\x00\xff\xfe\x80" * 50, "not text"),
         (b'{"hidden_size": NaN}', "NaN"),
         (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "4300 digits"),
