@@ -266,9 +266,9 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     kind = content.get("model_type", content.get("_class_name"))
     if kind is not None and not isinstance(kind, str):
         raise InputError(document.located(Fault("model_type", repr(kind), "text, or nothing")))
-    if kind in FAMILIES:
+    if kind and kind in FAMILIES:
         return FAMILIES[kind], ""
-    if kind in FLAT and not isinstance(text, dict):
+    if kind and kind in FLAT and not isinstance(text, dict):
         return FAMILIES[FLAT[kind]], ""
     classes = document.content.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
