@@ -80,6 +80,18 @@ def test_equals_simulating_all_that_fits(small, changes):
         assert parts == search.listed
 
 
+def test_a_batch_per_gpu_is_that_of_all_gpus(small, best):
+    """Of eight GPUs 4 samples each are 32, and the scenario says what was made of it."""
+    result = run_scenario(change_scenario(small, {"training": {"batch_per_gpu": 4}}))
+    assert result.points[-1].global_batch == 32
+    assert result.search.winner.changes == {
+        **best.winner.changes,
+        "training": {"global_batch": 32},
+    }
+    assert result.search.winner.step_time_s == best.winner.step_time_s
+    assert any("global batch of 32 samples on 8 GPUs" in each for each in result.assumptions)
+
+
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(small, monkeypatch):
     """Also with steps that come in another order, and that a better one makes needless."""
@@ -163,7 +175,6 @@ def faults_of(action):
 @pytest.mark.parametrize(
     ("changes", "field", "allowed"),
     [
-        ({"training": {"batch_per_gpu": 4}}, "training.batch_per_gpu", "training.global_batch"),
         ({"parallel.tensor": 2}, "parallel.tensor", "strategy.tensor"),
         ({"parallel.pipeline": 2}, "parallel.pipeline", "strategy.pipeline"),
         ({"parallel.expert": 2}, "parallel.expert", "strategy.expert"),
