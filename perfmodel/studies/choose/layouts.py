@@ -336,7 +336,7 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
 
 
 def _with_global_batch(scenario: Scenario, gpus: int) -> tuple[Scenario, dict[str, Any]]:
-    """Take a batch per GPU as that of all GPUs, and say so; return the section that changed, too."""
+    """Take a batch per GPU as that of all GPUs, and say so; also return the section for it."""
     each = scenario.training.batch_per_gpu
     if each is None:
         return scenario, {}
