@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +168,7 @@ def diagnose_log(
     op: str | None = None,
     settings: LibrarySettings | None = None,
     profile: Profile | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Diagnosis]:
     """Judge each table of a log.
 
@@ -184,6 +185,8 @@ def diagnose_log(
     profile : Profile, optional
         Numbers of the machine when it was well; its intervals are narrower than those from data
         sheets.
+    progress : callable, optional
+        Called with (tables done, tables in all).
 
     Raises
     ------
@@ -195,9 +198,10 @@ def diagnose_log(
         not found.sweeps, "file", "no table of a collective", "what nccl-tests wrote", str(path)
     )
     said = _said_by(read_pasted_text(path))
-    diagnoses = []
+    diagnoses = list[Diagnosis]()
     largest = build_topology(request.topology).gpus_per_host
-    for sweep in prefer_out_of_place(found.sweeps):
+    sweeps = prefer_out_of_place(found.sweeps)
+    for sweep in sweeps:
         try:
             nodes, each = layout_of(sweep, request, largest)
             topology = build_topology(
@@ -212,6 +216,8 @@ def diagnose_log(
             )
         except InputError as error:
             raise error.located(str(path)) from None
+        if progress is not None:
+            progress(len(diagnoses), len(sweeps))
     return diagnoses
 
 
