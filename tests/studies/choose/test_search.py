@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.run.parallelism import best_table, describe_search
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_layout
@@ -90,6 +91,13 @@ def test_a_batch_per_gpu_is_that_of_all_gpus(small, best):
     }
     assert result.search.winner.step_time_s == best.winner.step_time_s
     assert any("global batch of 32 samples on 8 GPUs" in each for each in result.assumptions)
+
+
+def test_titles_of_the_table_are_explained(best):
+    said = " ".join(describe_search(best))
+    titles = {title.lstrip(">") for title in best_table(best).header[2:-1]}
+    assert {"compute", "waiting"} <= titles
+    assert all(title.removesuffix(" calls") in said for title in titles)
 
 
 @pytest.mark.slow
