@@ -161,7 +161,7 @@ def test_without_p2p_gpus_meet_in_host_memory():
 
 def test_a_rack_without_p2p_is_refused_by_the_variable():
     """Trays of an NVLink rack share no host memory."""
-    with pytest.raises(InputError, match="NCCL_P2P_DISABLE .*nothing connects n0/cpu0"):
+    with pytest.raises(InputError, match=r"NCCL_P2P_DISABLE .*nothing connects n0/cpu0"):
         looked_at("gb200-nvl72", env={"NCCL_P2P_DISABLE": "1"})
 
 

@@ -83,6 +83,13 @@ def refused(tmp_path: Path, content: str | bytes) -> str:
         ("No devices were found\n", "an error message"),
         ("bash: nvidia-smi: command not found\n", "an error message"),
         ('{"gpus": 8}', "JSON"),
+        ("[[0.0, 12.1], [12.0, 0.0]]\n", "what Python prints"),
+        ("[{'gpu': 0, 'links': [1, 2]}]", "what Python prints"),
+        ("{'GPU0': 'X', 'GPU1': 'NV4'}", "what Python prints"),
+        (
+            "matrix = tensor([[ 0.0000, 12.1000],\n        [12.0000,  0.0000]])\n",
+            "what Python prints",
+        ),
         ("Machine (503GB total)\n  Package L#0\n", "lstopo"),
         ("shopping list: eggs", "begins with 'shopping list: eggs'"),
     ],
