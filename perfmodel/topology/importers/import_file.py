@@ -195,7 +195,9 @@ def _joined_lines(text: str) -> str:
     return joined if is_xml(text) or (ports and ports == len(_PORT.findall(joined))) else text
 
 
-_ELEMENT = re.compile(r"^\s*<(system|graphs)\b", re.MULTILINE)
+_COMMENT = r"<!--(?:(?!-->)[\s\S]){0,20000}-->"
+_ELEMENT = re.compile(rf"^\s*(?:{_COMMENT}\s*)*<(system|graphs)\b", re.MULTILINE)
+"""Comments before the root say which machine it is."""
 
 
 def _embedded(text: str) -> str:

@@ -98,6 +98,23 @@ def test_recognised_and_refused(tmp_path: Path, content: str | bytes, reason: st
     assert reason in refused(tmp_path, content)
 
 
+@pytest.mark.parametrize("prefix", ["", "> ", "[1,0]<stdout>:", "2026-05-06T07:08:09Z "])
+def test_the_comment_that_names_a_machine_is_kept(tmp_path: Path, prefix: str) -> None:
+    """A p4d of 2020, whose file does not say which NICs it has, was 4 x 200 Gbit/s RoCE."""
+    pasted = (
+        "<!--",
+        "Static topology for `p4d.24xlarge`",
+        "-->",
+        "<system version='1'>",
+        "</system>",
+    )
+    path = tmp_path / "given"
+    path.write_text("\n".join(f"{prefix}{line}" for line in pasted))
+    content = read_content(path)
+    assert "p4d.24xlarge" in content
+    assert kind_of(content, str(path)) == kind_of("<system version='1'></system>", "plain")
+
+
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         import_file(tmp_path / "nothing")
