@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
-    from perfmodel.api.collectives import collective, verify
+    from perfmodel.api.collectives import collective, diagnose, verify
     from perfmodel.api.functions import (
         advise,
         compare,
@@ -86,6 +86,7 @@ __all__ = [
     "collective",
     "compare",
     "compare_scenarios",
+    "diagnose",
     "doctor",
     "load_library",
     "load_scenario",
@@ -129,6 +130,7 @@ _HOMES = {
     "collective": "perfmodel.api.collectives:collective",
     "compare": "perfmodel.api.functions:compare",
     "compare_scenarios": "perfmodel.api.functions:compare",
+    "diagnose": "perfmodel.api.collectives:diagnose",
     "doctor": "perfmodel.api.functions:doctor",
     "load_library": "perfmodel.library.model:load_library",
     "load_scenario": "perfmodel.scenario:load_scenario",

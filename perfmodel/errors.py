@@ -44,6 +44,8 @@ class Fault:
         Path of the file as the user would recognise it.
     line : int, optional
         One-based line in that file.
+    paste : str, optional
+        Lines to write instead, which the message ends with.
     """
 
     field: str
@@ -51,6 +53,7 @@ class Fault:
     allowed: str
     file: str | None = None
     line: int | None = None
+    paste: str = ""
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
@@ -61,7 +64,7 @@ class Fault:
             else f"{self.found[: _FOUND_CHARACTERS - 3]}..."
         )
         allowed, hint = _without_hint(self.allowed)
-        return printable(f"{place}: found {text}{hint}; allowed: {allowed}")
+        return printable(f"{place}: found {text}{hint}; allowed: {allowed}") + self.paste
 
 
 _FOUND_CHARACTERS = 400

@@ -161,6 +161,19 @@ class Collective(Cluster, Study):
     fidelity: Literal["flow", "message", "reference"] = "flow"
 
 
+class Diagnose(Study):
+    """Say whether a log of nccl-tests is as expected of a machine, and what to look at if not."""
+
+    log: str = Field(description="path of what nccl-tests printed")
+    topology: str = Field(description="the machine as it should be: a name or a path")
+    nodes: Nodes | None = Field(default=None, description="default: as the log says")
+    gpus_per_node: Parts | None = Field(default=None, description="default: as the log says")
+    fabric: str | None = Field(default=None, description="needed for several nodes")
+    op: Op | None = Field(default=None, description="of tables that do not name theirs")
+    version: str | None = Field(default=None, description="of NCCL, beside what the log states")
+    env: dict[str, str] | None = Field(default=None, description="NCCL's environment, likewise")
+
+
 class Topology(Cluster):
     """Describe a machine or a cluster: devices, links, paths, sources; its graph if asked."""
 
@@ -188,6 +201,7 @@ TOOLS: Mapping[str, type[Call]] = {
     "advise": Advise,
     "plan": Plan,
     "collective": Collective,
+    "diagnose": Diagnose,
     "topology": Topology,
     "schema": Schema,
     "names": Names,

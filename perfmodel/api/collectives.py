@@ -1,4 +1,4 @@
-"""``pm.collective`` and ``pm.verify``: times of one collective, and whether its data is right."""
+"""``pm.collective``, ``pm.diagnose`` and ``pm.verify``: times, measured ones, and right data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.own_functions import check_function
 if TYPE_CHECKING:
     import networkx as nx
 
-    from perfmodel.api.results import CollectiveTimes
+    from perfmodel.api.results import CollectiveTimes, Diagnoses
     from perfmodel.calibrate import Profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.collectives.verify import Verified
@@ -192,6 +192,60 @@ def collective(
             )
     title = f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}"
     return CollectiveTimes(rows, title, notes)
+
+
+def diagnose(
+    log: str | Path,
+    topology: str | Path,
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    fabric: str | None = None,
+    op: str | None = None,
+    version: str | None = None,
+    env: Mapping[str, str] | None = None,
+    profile: Profile | str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Diagnoses:
+    """Say whether a log of nccl-tests is as expected of a machine, and what to look at if not.
+
+    Parameters
+    ----------
+    log : str or Path
+        What nccl-tests printed, with NCCL_DEBUG=INFO or without.
+    topology : str or Path
+        The machine as it should be: a name or a file.
+    nodes, gpus_per_node, fabric, op : optional
+        What the log does not say.
+    version, env : optional
+        Of NCCL, beside those that the log states.
+    profile : str, Path or Profile, optional
+        Measured when the machine was well.
+    progress : callable, optional
+        Called with (tables done, tables in all).
+
+    Returns
+    -------
+    Diagnoses
+        A list with a `perfmodel.validate.diagnose.Diagnosis` of each table of the log.
+    """
+    from perfmodel.api.results import Diagnoses
+    from perfmodel.calibrate.transfer.inputs import MachineRequest
+    from perfmodel.validate.diagnose import diagnose_log
+
+    request = MachineRequest(str(topology), nodes, gpus_per_node, fabric)
+    with python_names():
+        settings = _nccl_settings("nccl", None, version, env)
+        return Diagnoses(
+            diagnose_log(
+                Path(log),
+                request,
+                op=op,
+                settings=settings,
+                profile=as_profile(profile),
+                progress=progress,
+            )
+        )
 
 
 def _nccl_settings(

@@ -37,6 +37,7 @@ _PYTHON_NAMES = {
     "-j": "jobs",
     "--backend": "backend",
     "--scheduler": "scheduler",
+    "--profile": "profile",
 }
 """What faults call an argument, and what Python users call it."""
 

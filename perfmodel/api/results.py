@@ -7,7 +7,7 @@ imported when they are asked for.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfmodel.report.common.document import Block
+    from perfmodel.validate.diagnose import Diagnosis
 
 T = TypeVar("T")
 
@@ -44,6 +45,12 @@ def _place(path: object) -> Path:
     if not isinstance(path, str | Path):
         raise InputError(Fault("path", f"a {type(path).__name__}", "text or a Path"))
     return Path(path)
+
+
+def _text(blocks: Iterable[Block]) -> str:
+    from perfmodel.report.common.plain_text import plain_lines
+
+    return "\n".join(plain_lines(blocks)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 class Views(NamedTuple):
@@ -84,10 +91,7 @@ class Shown:
 
     def to_text(self) -> str:
         """Return the lines that the command prints, a table as text."""
-        from perfmodel.report.common.plain_text import plain_lines
-
-        text = "\n".join(plain_lines(self._views().lines(self)))
-        return text.replace("\N{NO-BREAK SPACE}", " ")
+        return _text(self._views().lines(self))
 
     def __repr__(self) -> str:
         title, headline, *_ = self._views()
@@ -350,6 +354,22 @@ class AdviceResult(Shown, Advice):
         from perfmodel.studies.advise.model import advice_rows
 
         return pd.DataFrame(advice_rows(self))
+
+
+class Diagnoses(list["Diagnosis"]):
+    """What is said of each table of a log (`perfmodel.diagnose`)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the command prints with ``--json``."""
+        from perfmodel.report.diagnosis import diagnosis_json
+
+        return diagnosis_json(self)
+
+    def to_text(self) -> str:
+        """Return the lines that the command prints."""
+        from perfmodel.report.diagnosis import diagnosis_lines
+
+        return _text(diagnosis_lines(self))
 
 
 class CollectiveTimes(Shown, list[dict[str, Any]]):

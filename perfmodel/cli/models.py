@@ -174,8 +174,16 @@ def capture(
     CONFIG is built by transformers, if that is installed: any of its families, without weights.
     Imports the file or module and calls the function. The model runs on fake tensors, without
     memory or GPU, unless --measure or --real is given; build it under torch.device("meta") if it
-    is large. Needs PyTorch: pip install 'perfmodel[torch]'.
-    """
+    is large. Needs PyTorch: pip install 'perfmodel[torch]'. A whole train.py for the first example:
+
+    \b
+    import torch
+    def example():
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, 1000))
+        inputs = torch.randn(8, 3, 224, 224)
+        labels = torch.zeros(8, dtype=torch.long)
+        return model, (inputs, labels), torch.nn.CrossEntropyLoss()
+    """  # noqa: D301 (a mark of click's that keeps lines apart)
     from perfmodel.torch_modules.capture import capture as run_capture
     from perfmodel.torch_modules.given_module import call_function, hub_module, is_configuration
 

@@ -69,6 +69,13 @@ _FEWEST_ESCAPED = 4
 _MAIL = re.compile(r"(?m)=3D|^.{69,74}[^=\n]=$(?!\n\")")
 """Signs and ends of lines in quoted-printable, as mails are kept."""
 
+PRINTED_PYTHON = (
+    r"\A\s*(?:\w+\s*=\s*)?(?:(?:\w+\.)?(?:tensor|array|OrderedDict|defaultdict)\("
+    r"|[\[{(\s]*'[^'\n]*'\s*[:,]|\[[\s\[(]*-?\d[\d.e+-]*[,\s]+[-\d.,e+ \[\]()]*$)"
+)
+"""How text begins that Python printed of its own objects; with lines."""
+PRINTED = "what Python prints of a list, dictionary, array or tensor"
+
 # ---------------------------------------------------------------- what stands before a line
 
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"

@@ -188,7 +188,10 @@ _NAMING = ("name", "node", "kind")
 def _naming_field(
     members: Sequence[type[BaseModel]], path: Sequence[str | int], value: object
 ) -> str:
-    """Ask for the field of a section for which its user gave a name alone."""
+    """Ask for the field of a section for which its user gave a name alone, or nothing."""
+    infos = (info for member in members for info in member.model_fields.values())
+    if value is None and not any(info.is_required() for info in infos):
+        return ", or {} for its defaults"
     fields = {name for member in members for name in member.model_fields}
     name = next((each for each in _NAMING if each in fields), None)
     if name is None or not isinstance(value, str) or len(value) > _SHORT_CHARACTERS or "?" in value:

@@ -82,7 +82,7 @@ class Machine:
     """Whether its numbers were fitted to measured times of collectives alone, as
     `simulate.uncontended` has them: rates of ranks and of chunk sizes, which sockets lack."""
     decides_on: Machine | None = None
-    """The machine by whose links NCCL searches its channels; default: this one."""
+    """The machine by whose links NCCL searches its channels, under like settings; default: this."""
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """What machines have in common that differ in the numbers of links and library only; the key
     says all else that it depends on."""
@@ -142,9 +142,14 @@ class Machine:
             object.__setattr__(machine, name, getattr(self, name))
         return machine
 
-    def with_library(self, library: CommLibrary) -> Machine:
-        """The same machine under other numbers of its library: what is routed stays."""
-        machine = replace(self, library=library)
+    def with_library(
+        self, library: CommLibrary, settings: LibrarySettings | None = None
+    ) -> Machine:
+        """The same machine under other numbers of its library: what is routed stays.
+
+        `settings`: those that differ in NCCL_ALGO and NCCL_PROTO only.
+        """
+        machine = replace(self, library=library, settings=settings or self.settings)
         for name in ("router", "_routed"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine

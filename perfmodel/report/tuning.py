@@ -86,11 +86,10 @@ def tuned_html(tuned: TuneResult) -> str:
                 "What to use",
                 "",
                 Bullets(tuning_text.advice(tuned)),
-                Code("\n".join(f"{code}  # {note}" for code, note in tuning_text.to_paste(tuned))),
                 tuning_text.settings_table(tuned),
                 Paragraph(tuning_text.first_step(tuned), "hint"),
             ),
-            words_section(tuning_text.other_words(tuned)),
+            words_section(tuning_text.recommended_words(tuned)),
             _curve(tuned),
             section(
                 "When the buckets travel",

@@ -21,7 +21,6 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.words import words_blocks
-from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
     MIN_GAIN,
@@ -33,7 +32,6 @@ from perfmodel.studies.tune.model import (
     TuneResult,
 )
 from perfmodel.training.ddp.options import MIB
-from perfmodel.training.ddp.strategy import ddp_options
 from perfmodel.training.words import Words, words_of
 
 SLIVER_SHARE_OF_CAP = 0.02
@@ -182,17 +180,6 @@ def fine(time_s: float) -> str:
     return quantities.duration(time_s, digits=4)
 
 
-def slower(fraction: float) -> str:
-    """Write how much longer something takes.
-
-    Examples
-    --------
-    >>> slower(0.0), slower(0.0142).replace(chr(160), " ")
-    ('just as quick', '1.4 % slower')
-    """
-    return "just as quick" if fraction < LEAST_RELATIVE_CHANGE else f"{_percent(fraction)} slower"
-
-
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
     if abs(fraction) < LEAST_RELATIVE_CHANGE:
@@ -277,23 +264,6 @@ def mb_span(low: float, high: float) -> str:
     return f"up to {last}" if low * MIB <= 1.0 else f"{first} to {last}"
 
 
-def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
-    """What to paste, and a word about it: nothing that may be slower than PyTorch's default."""
-    recommended, whole = tuned.recommended, tuned.best_integer_list
-    if recommended.own is not None:
-        return ((snippet(tuned, recommended.own), "the scenario's own: keep it"),)
-    if recommended.keep:
-        return ((snippet(tuned, tuned.default), "PyTorch's default: keep it"),)
-    lines: dict[str, str] = {}
-    for choice in recommended.choices:
-        text = "any torch" if choice.bucket_cap_mb_list is None else "torch 2.13 or later"
-        if choice is whole and whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-            lost = slower(whole.step_time_s / tuned.best_list.step_time_s - 1.0)
-            text = f"the same in whole MiB, {lost}"
-        lines.setdefault(snippet(tuned, choice), text)
-    return tuple(lines.items())
-
-
 def first_step(tuned: TuneResult) -> str:
     """Say what a list does to the first iteration, and that nothing changes where times agree."""
     listed, usual = (fine(choice.first_step_time_s) for choice in (tuned.best_list, tuned.default))
@@ -362,8 +332,7 @@ def tuned_lines(tuned: TuneResult) -> list[Block]:
         Paragraph(headline(tuned), "headline"),
         settings_table(tuned),
         *paragraphs(advice(tuned)),
-        *(Code(f"{code}  # {note}") for code, note in to_paste(tuned)),
-        *words_blocks(other_words(tuned)),
+        *words_blocks(recommended_words(tuned)),
         *paragraphs([horovod_line(fusion)] if fusion else []),
         *paragraphs([first_step(tuned), *tuned.assumptions], "note"),
         *paragraphs(fusion.assumptions if fusion else (), "note"),
@@ -385,7 +354,6 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
     best = {
         each: getattr(tuned, each) for each in ("best_uniform", "best_list", "best_integer_list")
     }
-    kept = advised.own or tuned.default  # what to use without recommended settings
 
     def name(choice: Choice) -> str:
         return next(field for field, own in best.items() if own is choice)
@@ -408,10 +376,6 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
                     "choices": list(map(name, advised.choices)),
                     "unsure": None if advised.unsure is None else name(advised.unsure),
                 },
-                "snippet": snippet(tuned, next(iter(advised.choices), kept)),
-                "snippet_uniform": snippet(
-                    tuned, next((each for each in advised.choices if each.bucket_cap_mb), kept)
-                ),
                 "words": recommended_words(tuned),
                 "horovod": None
                 if horovod is None
@@ -447,43 +411,23 @@ def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
 
 def shared_snippet(compromise: MinimaxCap) -> str:
     """Return what to paste for a cap that serves several scenarios."""
-    if compromise.keep_default:
-        return "DistributedDataParallel(model)"
-    return (
-        "DistributedDataParallel(model, "
-        f"bucket_cap_mb={number(compromise.best.bucket_cap_mb or 0.0)})"
-    )
-
-
-def snippet(tuned: TuneResult, choice: Choice) -> str:
-    """Return what to paste: the constructor with the caps and the other options of the scenario.
-
-    Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
-    """
-    strategy = tuned.scenario.strategy
-    assert isinstance(strategy, DdpStrategy)  # what else is tuned
-    options, cap, listed = ddp_options(strategy), choice.bucket_cap_mb, choice.bucket_cap_mb_list
-    flags = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
-    arguments = [
-        "model",
-        f"bucket_cap_mb_list={format_caps(listed)}" if listed is not None else "",
-        f"bucket_cap_mb={number(cap)}" if listed is None and cap is not None else "",
-        *(f"{name}=True" for name in flags if getattr(options, name)),
-        "" if options.broadcast_buffers else "broadcast_buffers=False",
-    ]
-    return f"DistributedDataParallel({', '.join(filter(None, arguments))})"
+    cap = f", bucket_cap_mb={number(compromise.best.bucket_cap_mb or 0.0)}"
+    return f"DistributedDataParallel(model{'' if compromise.keep_default else cap})"
 
 
 def recommended_words(tuned: TuneResult) -> dict[str, Words]:
     """Return what programs are told to train with what is recommended.
 
-    One cap is for programs that take no list.
+    One cap is for programs that take no list, PyTorch before 2.13 among them.
     """
     advised = tuned.recommended
     kept = advised.own or tuned.default
     first = next(iter(advised.choices), kept)
     for_all = next((each for each in advised.choices if each.bucket_cap_mb), kept)
-    return _words(tuned, for_all) | {"pytorch": _words(tuned, first)["pytorch"]}
+    best, others = {"pytorch": _words(tuned, first)["pytorch"]}, _words(tuned, for_all)
+    is_two = first.bucket_cap_mb_list and for_all.bucket_cap_mb
+    older = {"pytorch_older": replace(others["pytorch"], title="PyTorch before 2.13")}
+    return best | (older if is_two else {}) | others | best
 
 
 def _words(tuned: TuneResult, choice: Choice) -> dict[str, Words]:
@@ -497,12 +441,6 @@ def _words(tuned: TuneResult, choice: Choice) -> dict[str, Words]:
         strategy = scenario.strategy.model_copy(update=caps)
         scenario = scenario.model_copy(update={"strategy": strategy})
     return words_of(scenario, tuned.gpus, tuned.nodes)
-
-
-def other_words(tuned: TuneResult) -> dict[str, Words]:
-    """Words of programs beside PyTorch, whose are with each setting; none to keep the default."""
-    words = {} if tuned.recommended.keep else recommended_words(tuned)
-    return {name: each for name, each in words.items() if name != "pytorch"}
 
 
 def curve_csv(tuned: TuneResult) -> str:

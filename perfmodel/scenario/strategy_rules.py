@@ -196,7 +196,7 @@ def servers_fit(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 
 def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Refuse fields that strategy ``auto`` chooses itself, and those without meaning beside it."""
-    strategy, training, kind = parts.strategy, parts.training, _kind(parts)
+    strategy, kind = parts.strategy, _kind(parts)
     if not isinstance(strategy, AutoStrategy):
         return []
     listed = ("context", "expert", "pipeline", "sequence_parallel", "tensor")
@@ -207,12 +207,6 @@ def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
         if name in getattr(getattr(parts, section), "model_fields_set", ())
     ]
     return [
-        (
-            training is not None and training.global_batch is None,
-            "training.batch_per_gpu",
-            getattr(training, "batch_per_gpu", None),
-            f"training.global_batch with {kind}, which chooses micro-batches",
-        ),
         *(
             (
                 True,
@@ -233,7 +227,7 @@ def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
                 section.accumulate > 1,
                 "strategy.sharding",
                 f"accumulate {section.accumulate}",
-                f"nothing with {kind}: micro-batches follow from training.global_batch",
+                f"nothing with {kind}: micro-batches follow from the batch",
             )
             for section in strategy.sharding
         ),

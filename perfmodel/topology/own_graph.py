@@ -8,6 +8,7 @@ nodes with a fabric between them; any other graph is one machine whose devices a
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,11 @@ DEVICE_FACTS = (
     "adapter",
 )
 """What a device of a graph may say; other attributes are the user's own."""
+
+EDGE_FACTS = ("bandwidth", "latency", "kind", "lanes", "index")
+"""What a link may say; what is spelt much like one of these is refused, all else the user's own."""
+MISSPELT = 0.75
+"""Likeness of a word to what was meant, as difflib has it: "lanse" 0.8, "label" to "lanes" 0.6."""
 
 ROUTINGS = ("shortest", "nccl")
 """Routes between devices of one node: the shortest, or those that NCCL prefers."""
@@ -143,7 +149,7 @@ class _StatedFacts(BaseModel):
 class _StatedGraph(BaseModel):
     """Attributes that a user's graph, its nodes and edges must have or may have, by their names.
 
-    Other attributes are left alone.
+    Others are left alone, but for those of edges that are misspelt.
     """
 
     graph: _StatedFacts
@@ -185,6 +191,13 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
         Fault(f"edges.{label}", "an edge from a node to itself", "two different nodes")
         for label, (src, dst, _) in zip(labels, links, strict=True)
         if src == dst
+    ]
+    faults += [
+        Fault(f"edges.{label}.{name}", "an unknown attribute", allowed_names(EDGE_FACTS, name))
+        for label, (_, _, data) in zip(labels, links, strict=True)
+        for name in map(str, data)
+        if name not in EDGE_FACTS
+        and difflib.get_close_matches(name.lower(), EDGE_FACTS, 1, MISSPELT)
     ]
     raise_faults(faults)
     stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)

@@ -30,6 +30,13 @@ from perfmodel.workload.configs.hugging_face import config_path, name_of
 
 FUNCTION_FIELD = "FUNCTION"
 RETURNS = "a function without arguments that returns (model, batch) or (model, batch, loss)"
+WITH_BATCH = """, such as, in the same file:
+import torch
+def with_batch():
+    inputs = torch.randn(8, 3, 224, 224)
+    labels = torch.zeros(8, dtype=torch.long)
+    return {model}, (inputs, labels), torch.nn.CrossEntropyLoss()"""
+"""What to write where a model is named, or a function that returns no batch."""
 
 
 def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
@@ -59,9 +66,13 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         answer = function()
     except Exception as error:
         text = f"{type(error).__name__}: {_first_line(error)} in {name}()"
-        raise InputError(Fault(FUNCTION_FIELD, text, RETURNS)) from error
-    odd = not isinstance(answer, tuple) or len(answer) not in {2, 3}
-    refuse_if(odd, FUNCTION_FIELD, f"{type(answer).__name__} from {name}()", RETURNS)
+        is_model = hasattr(function, "forward")
+        model = name if is_model and not isinstance(function, type) else f"{name}()"
+        paste = WITH_BATCH.format(model=model) if is_model else ""
+        raise InputError(Fault(FUNCTION_FIELD, text, RETURNS, paste=paste)) from error
+    if not isinstance(answer, tuple) or len(answer) not in {2, 3}:
+        text, paste = f"{type(answer).__name__} from {name}()", WITH_BATCH.format(model=f"{name}()")
+        raise InputError(Fault(FUNCTION_FIELD, text, RETURNS, paste=paste))
     return answer[0], answer[1], answer[2] if len(answer) == 3 else None
 
 

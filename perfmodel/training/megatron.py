@@ -195,7 +195,7 @@ def _stand_in_bytes(workload: Workload) -> float:
     return float(item * sum(depth * columns for depth, columns in shapes))
 
 
-def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
+def _settings(section: MegatronStrategy, *_: int) -> tuple[Setting, ...]:
     """What goes on beside backward and forward, and in pieces of which size."""
     gathers = (False, True) if section.use_distributed_optimizer else (False,)
     millions = (1, 5, 10, 20, 40, 80, 160, 320)

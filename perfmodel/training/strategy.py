@@ -162,7 +162,8 @@ class Strategy:
     `lighter`: settings of its section that are worth trying where a training does not fit, with
         this strategy or instead of another.
     `assumptions`: of its plan, as sentences.
-    `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
+    `settings`: what can be tuned, from the section, the ranks that average a gradient, and nodes;
+        None: nothing beside buckets.
     `bucket_sizes`: from a section and the ranks that average a gradient: the field of the size of
         buckets, with values by rising size and None for what it is by default; None where the
         section states it, or has no buckets.
@@ -179,7 +180,7 @@ class Strategy:
     lighter: tuple[Mapping[str, object], ...] = ()
     assumptions: tuple[str, ...] = ()
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
-    settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
+    settings: Callable[[Any, int, int], tuple[Setting, ...]] | None = None
     bucket_sizes: Callable[[Any, int], Setting | None] | None = None
     options: Callable[[Any], StepOptions] = lambda section: section
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()

@@ -187,6 +187,7 @@ def _derived(scenario: Scenario, label: str, gpus: int, nodes: int) -> Fields:
         "batch.schedule": parallel.pipeline.schedule if is_piped else None,
         "ranks.gpus": gpus,
         "ranks.nodes": nodes,
+        "ranks.per_node": gpus // nodes,
         "ranks.whole_sequences": parallel.tensor > 1 and not parallel.sequence_parallel,
         "compute.autocast": _autocast(scenario),
         "precision.mixed": getattr(scenario.strategy, "param_dtype", None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +27,10 @@ from perfmodel.calibrate.transfer.inputs import (
 )
 from perfmodel.errors import Fault, InputError, PerfmodelError, refuse_if
 from perfmodel.files.pasted_text import read_pasted_text
+from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.studies.run.collective import collective_rows
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import collective_rows, nominal_timer
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, with_usual_routing
 from perfmodel.validate.suspects import Suspect, find_suspects, suspect_texts
@@ -43,6 +46,13 @@ RARE = 0.02
 
 MOST_SIZES = 14
 """Sizes at which suspects are simulated."""
+
+FEW_SIZES = 5
+"""Sizes at which suspects are simulated first: most neither bend times nor explain them."""
+
+LEAST_EXPLAINED = 0.25
+"""Share of the distance that a suspect has to take away at these, to be simulated at the others:
+half of `EXPLAINED`, as few sizes are less sure."""
 
 COMMON_WEIGHT = 0.6
 """Weight of an error that all sizes have in common beside the scatter about it, as both are likely:
@@ -168,6 +178,7 @@ def diagnose_log(
     op: str | None = None,
     settings: LibrarySettings | None = None,
     profile: Profile | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Diagnosis]:
     """Judge each table of a log.
 
@@ -184,6 +195,8 @@ def diagnose_log(
     profile : Profile, optional
         Numbers of the machine when it was well; its intervals are narrower than those from data
         sheets.
+    progress : callable, optional
+        Called with (tables done, tables in all).
 
     Raises
     ------
@@ -195,9 +208,10 @@ def diagnose_log(
         not found.sweeps, "file", "no table of a collective", "what nccl-tests wrote", str(path)
     )
     said = _said_by(read_pasted_text(path))
-    diagnoses = []
+    diagnoses = list[Diagnosis]()
     largest = build_topology(request.topology).gpus_per_host
-    for sweep in prefer_out_of_place(found.sweeps):
+    sweeps = prefer_out_of_place(found.sweeps)
+    for sweep in sweeps:
         try:
             nodes, each = layout_of(sweep, request, largest)
             topology = build_topology(
@@ -212,6 +226,8 @@ def diagnose_log(
             )
         except InputError as error:
             raise error.located(str(path)) from None
+        if progress is not None:
+            progress(len(diagnoses), len(sweeps))
     return diagnoses
 
 
@@ -234,8 +250,9 @@ def diagnose(
     """
     times = {row.nbytes: row.time_s for row in rows if row.nbytes > 0 and row.time_s > 0}
     refuse_if(not times, "table", "no size with a time", "one at least")
+    healthy = nominal_timer(topology, settings=settings)
     expected = collective_rows(
-        topology, op=op, sizes=sorted(times), settings=settings, profile=profile
+        topology, op=op, sizes=sorted(times), settings=settings, profile=profile, nominal=healthy
     )
     sizes = tuple(
         SizeVerdict(row["nbytes"], times[row["nbytes"]], row["time_s"], _interval(row))
@@ -243,7 +260,7 @@ def diagnose(
     )
     chosen = sizes[:: -(-len(sizes) // MOST_SIZES)]
     faults = find_suspects(topology, settings) if suspects is None else suspects
-    explanations = _explain(chosen, faults, op, said or {})
+    explanations = _explain(chosen, faults, op, said or {}, healthy.machine)
     return Diagnosis(op, len(topology.ranks), topology.hosts, sizes, explanations, notes)
 
 
@@ -276,16 +293,18 @@ def _explain(
     suspects: Sequence[Suspect],
     op: str,
     said: dict[str, tuple[int, ...]],
+    machine: Machine,
 ) -> tuple[Explanation, ...]:
-    """Suspects with which the log is expected rather, in groups that it cannot tell apart."""
-    measured, expected = (
-        np.log([getattr(size, name) for size in sizes]) for name in ("measured_s", "expected_s")
-    )
+    """Suspects with which the log is expected rather, in groups that it cannot tell apart.
+
+    `machine`: without a fault.
+    """
+    measured, expected = _logarithms(sizes)
     healthy = _distance(measured - expected)
     curves: dict[str, np.ndarray] = {}
     for suspect in suspects:
-        found = (_curve(*machine, op, sizes) for machine in suspect.machines)
-        bent = [curve for curve in found if curve is not None and _apart(curve, expected) > ALIKE]
+        found = _curves(suspect, op, sizes, machine, anyway=suspect.name in said)
+        bent = [curve for curve in found if _apart(curve, expected) > ALIKE]
         if bent:
             curves[suspect.name] = min(bent, key=lambda curve: _distance(measured - curve))
     explained = {
@@ -312,15 +331,63 @@ def _explain(
     )
 
 
+def _curves(
+    suspect: Suspect, op: str, sizes: Sequence[SizeVerdict], healthy: Machine, *, anyway: bool
+) -> Iterator[np.ndarray]:
+    """Logarithms of the times with a fault, of those places of it that can run and may explain.
+
+    `anyway`: of those that do not, too.
+    """
+    for topology, settings in suspect.machines:
+        with suppress(PerfmodelError):  # it cannot run so
+            timer = _timer(topology, settings, healthy)
+            if anyway or _may_explain(topology, op, sizes, timer):
+                yield _curve(topology, settings, op, sizes, timer)
+
+
+def _timer(topology: Topology, settings: LibrarySettings, healthy: Machine) -> UncontendedTimer:
+    """Timer of a machine with a fault.
+
+    Where links are slower, or algorithms and protocols named, and nothing else is, it has what NCCL
+    laid without; elsewhere what NCCL found when it started, unless its settings differ.
+    """
+    timer = nominal_timer(topology, settings=settings)
+    own, before = timer.machine, healthy.topology
+    differs = {name for name, _ in own.settings.env.items() ^ healthy.settings.env.items()}
+    is_whole = own.topology.built is before.built and own.topology.dead == before.dead
+    if is_whole and differs <= {"NCCL_ALGO", "NCCL_PROTO"}:
+        laid = healthy.with_library(own.library, own.settings)
+        return UncontendedTimer(laid.with_corrections(own.topology, own.measured))
+    return timer if differs else UncontendedTimer(replace(own, decides_on=healthy))
+
+
+def _may_explain(
+    topology: Topology, op: str, sizes: Sequence[SizeVerdict], timer: UncontendedTimer
+) -> bool:
+    """Whether a few sizes leave it open that times with a fault explain those of a log."""
+    few = sizes[:: -(-len(sizes) // FEW_SIZES)]
+    measured, expected = _logarithms(few)
+    rows = collective_rows(topology, op=op, sizes=[s.nbytes for s in few], nominal=timer)
+    curve = np.log([row["time_s"] for row in rows])
+    far = (1 - LEAST_EXPLAINED) * _distance(measured - expected)
+    return _apart(curve, expected) > ALIKE / 2 and _distance(measured - curve) <= far
+
+
+def _logarithms(sizes: Sequence[SizeVerdict]) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of measured and of expected times."""
+    return np.log([s.measured_s for s in sizes]), np.log([s.expected_s for s in sizes])
+
+
 def _curve(
-    topology: Topology, settings: LibrarySettings, op: str, sizes: Sequence[SizeVerdict]
-) -> np.ndarray | None:
-    """Logarithms of the times of a machine; None where it cannot run so."""
+    topology: Topology,
+    settings: LibrarySettings,
+    op: str,
+    sizes: Sequence[SizeVerdict],
+    timer: UncontendedTimer,
+) -> np.ndarray:
+    """Logarithms of the times of a machine."""
     nbytes = [size.nbytes for size in sizes]
-    try:
-        rows = collective_rows(topology, op=op, sizes=nbytes, settings=settings)
-    except PerfmodelError:
-        return None
+    rows = collective_rows(topology, op=op, sizes=nbytes, settings=settings, nominal=timer)
     return np.log([row["time_s"] for row in rows])
 
 

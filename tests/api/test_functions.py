@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from typer.testing import CliRunner
 
 import perfmodel as pm
+from perfmodel.api.agents import Diagnose, answer
+from perfmodel.cli.app import build_app
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
+from tests.validate.fault_cases import A100, lost, machine_of
+from tests.validate.test_diagnose import log_of
 
 WHOLE: dict[str, Any] = {
     "model": {"name": "resnet18"},
@@ -145,6 +150,22 @@ def test_a_sweep_and_a_collective_show_intervals(tmp_path: Path) -> None:
     assert isinstance(times.plot(), go.Figure)
     assert "all-reduce on 8 GPUs" in repr(times)
     assert times._repr_html_().count("<tr") == 3
+
+
+def test_a_log_is_judged_as_by_the_command_and_by_the_tool(tmp_path: Path) -> None:
+    log, machine = tmp_path / "nccl.log", machine_of(*A100)
+    log.write_text(log_of(*lost("n1/nic3")(machine)), "utf-8")
+    flags = ["--topology", "dgx-a100", "--fabric", "rail-optimised"]
+    printed = CliRunner().invoke(build_app(["diagnose"]), ["diagnose", str(log), *flags, "--json"])
+    asked = {"topology": "dgx-a100", "fabric": "rail-optimised"}
+    found = pm.diagnose(log, **asked)
+    assert "nic_down" in found[0].suspects[0].names
+    assert json.loads(json.dumps(found.to_json())) == json.loads(printed.stdout)
+    assert "A NIC of one host is down" in found.to_text()
+    text, document = answer("diagnose", Diagnose(log=str(log), **asked), lambda *_: None)
+    assert (text, document) == (found.to_text(), found.to_json())
+    with pytest.raises(pm.PerfmodelError, match="nodes: found 16 ranks on 3"):
+        pm.diagnose(log, **asked, nodes=3)
 
 
 def test_sizes_may_come_in_any_order() -> None:

@@ -34,6 +34,7 @@ TOOLS = {
     "advise",
     "plan",
     "collective",
+    "diagnose",
     "topology",
     "schema",
     "names",

@@ -83,8 +83,22 @@ def test_a_document_that_is_no_mapping_is_refused(document):
         validate_document(Example, document, "f.yaml")
 
 
+class Home(FileModel):
+    rooms: int = 2
+
+
 class Owner(FileModel):
     pet: Cat
+    home: Home = Home()
+
+
+def test_a_section_of_defaults_that_is_null_is_told_how_to_ask_for_them():
+    with pytest.raises(InputError) as caught:
+        validate_document(Owner, {"pet": None, "home": None})
+    pet, home = sorted(caught.value.faults, key=lambda fault: -len(fault.field))[::-1]
+    assert (pet.field, home.field) == ("pet", "home")
+    assert home.allowed == "a section of fields: 'rooms', or {} for its defaults"
+    assert "{}" not in pet.allowed
 
 
 def test_a_missing_section_is_told_what_it_may_hold():

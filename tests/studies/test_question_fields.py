@@ -78,8 +78,6 @@ ECHOED = (
     "machine",
     "assumptions",
     "provenance",
-    "snippet",
-    "snippet_uniform",
     "words",
 )
 """Parts of an answer that say what was asked."""

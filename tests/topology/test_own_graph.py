@@ -38,6 +38,18 @@ def through_json(topology: Topology) -> Topology:
     return topology_of(nx.node_link_graph(json.loads(text), edges="edges"))
 
 
+@pytest.mark.parametrize("name", ["lanse", "Lanes", "lane", "latency_s", "bandwidth_Bps", "kinds"])
+def test_attributes_of_edges_that_are_misspelt_are_refused(name: str) -> None:
+    graph = nx.complete_graph(4)
+    nx.set_node_attributes(graph, dict.fromkeys(graph, GPU))
+    own = {"label": "a cable", "weight": 2, "id": "e1", "color": "red", "length": 3.0}
+    nx.set_edge_attributes(graph, {edge: {**NUMBERS, **own} for edge in graph.edges})
+    assert len(topology_of(graph).ranks) == 4
+    graph.edges[0, 1][name] = 4
+    with pytest.raises(InputError, match=rf"edges\..*\.{name}: found an unknown attribute"):
+        topology_of(graph)
+
+
 def assert_same(one: Topology, other: Topology) -> None:
     for name in (
         "name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,23 @@ pytest.importorskip("torch", reason="modules need the extra 'torch'")
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
 
 import perfmodel
+from perfmodel.cli import models as commands
+from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.torch_modules.capture import Capture, capture
+from perfmodel.torch_modules.given_module import call_function
 from perfmodel.workload import build_model, load_workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
+from tests.docs.pages import DOCS, blocks
 from tests.torch_modules.small_modules import Branching, Decoder, ResNet18, real_step
 
+PAGE = DOCS / "reference/models.md"
 CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
 
 
@@ -253,10 +260,6 @@ def test_a_large_model_needs_no_memory() -> None:
 
 
 def test_the_command_calls_a_function_of_a_file(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from perfmodel.cli.app import build_app
-
     script = tmp_path / "my_training.py"
     script.write_text(
         "import torch\n\ndef example():\n"
@@ -272,3 +275,40 @@ def test_the_command_calls_a_function_of_a_file(tmp_path: Path) -> None:
         wrong = CliRunner().invoke(app, ["capture", f"{script}:{function}", "-o", str(out)])
         assert wrong.exit_code == 2
         assert text in wrong.output
+
+
+@pytest.mark.parametrize("name", ["Model", "make", "model", "Wide"])
+def test_who_names_a_model_is_told_what_to_write(tmp_path: Path, name: str) -> None:
+    """Five lines, which work as they are pasted where arguments have defaults."""
+    script = tmp_path / f"of_{name.lower()}.py"
+    script.write_text(
+        "from torch import nn\n"
+        "class Model(nn.Sequential):\n"
+        "    def __init__(self, classes=10):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(3 * 224 * 224, classes))\n"
+        "class Wide(Model):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(classes)\n"
+        "def make():\n"
+        "    return Model()\n"
+        "model = Model()\n"
+    )
+    with pytest.raises(InputError, match="such as, in the same file:") as refused:
+        call_function(f"{script}:{name}")
+    _, *lines = str(refused.value).splitlines()
+    assert len(lines) == 5
+    with script.open("a") as file:
+        file.write("\n".join(lines).replace("Wide()", "Wide(10)"))
+    model, batch, loss = call_function(f"{script}:with_batch")
+    assert capture(model, batch, loss=loss).workload.parameters == 10 * (3 * 224 * 224 + 1)
+
+
+def test_the_example_of_the_help_and_of_the_documents_works(tmp_path: Path) -> None:
+    """As it stands there, and prints what the page says."""
+    made, *_ = (block for block in blocks(PAGE.read_text()) if block.caption == "train.py")
+    assert made.body in (inspect.getdoc(commands.capture) or "") + "\n"
+    (tmp_path / "train.py").write_text(made.body)
+    output = tmp_path / "mymodel.yaml"
+    arguments = ["capture", f"{tmp_path}/train.py:example", "-o", str(output)]
+    printed = CliRunner().invoke(build_app(["capture"]), arguments).output
+    assert printed.replace(str(output), output.name).strip() in PAGE.read_text()

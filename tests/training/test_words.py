@@ -289,6 +289,37 @@ def test_torchtitan_parses_its_flags() -> None:
     assert copied["parallelism"]["enable_sequence_parallel"] is False
 
 
+# ---------------------------------------------------------------- launching
+
+
+@pytest.mark.slow
+def test_torchrun_parses_its_line() -> None:
+    texts = [told(DDP)["launch"].text, told(FSDP, gpus=8, nodes=1)["launch"].text]
+    several, one = read_back("launch", *texts, library="torch")
+    assert several == {
+        "nodes": "2",
+        "per_node": "8",
+        "script": "train.py",
+        "meets": ["c10d", "FIRST_NODE:29500"],
+    }
+    assert one == {"nodes": "1", "per_node": "8", "script": "train.py", "meets": ["static", ""]}
+
+
+@pytest.mark.slow
+def test_deepspeed_parses_its_line() -> None:
+    (found,) = read_back("launch", told(FSDP, ZERO)["launch"].text, library="deepspeed")
+    assert found == {"nodes": 2, "per_node": 8, "script": "train.py"}
+
+
+def test_horovod_is_launched_by_its_own_program() -> None:
+    """As its user guide has it: processes in all, and a file of hosts where there are several."""
+    horovod = "strategy={kind: horovod}"
+    several, one = told(DDP, horovod), told(DDP, horovod, gpus=8, nodes=1)
+    assert several["launch"].text == "horovodrun -np 16 --hostfile hosts python train.py"
+    assert one["launch"].text == "horovodrun -np 8 python train.py"
+    assert "launch" not in told(DDP, "strategy={kind: priority}")  # of no launcher known
+
+
 # ---------------------------------------------------------------- environments, what is left out
 
 

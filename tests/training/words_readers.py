@@ -182,6 +182,25 @@ def megatron(text: str) -> dict[str, Any]:
     return {flag: flag in known for flag in flags}
 
 
+def launch(text: str) -> dict[str, Any]:
+    """Parse a line that launches as its own program does."""
+    program, *arguments = text.split()
+    if program == "deepspeed":
+        from deepspeed.launcher import runner
+
+        found = runner.parse_args(arguments)
+        return {"nodes": found.num_nodes, "per_node": found.num_gpus, "script": found.user_script}
+    from torch.distributed import run
+
+    found = run.parse_args(arguments)
+    return {
+        "nodes": found.nnodes,
+        "per_node": found.nproc_per_node,
+        "script": found.training_script,
+        "meets": [found.rdzv_backend, found.rdzv_endpoint],
+    }
+
+
 def vars_of(settings: Any) -> dict[str, Any]:
     """Return the fields of a dataclass with slots."""
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
@@ -193,6 +212,7 @@ READERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "accelerate": accelerate,
     "torchtitan": torchtitan,
     "megatron": megatron,
+    "launch": launch,
 }
 
 

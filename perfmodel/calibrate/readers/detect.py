@@ -30,6 +30,8 @@ from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import plain as plain_values
 from perfmodel.files import validate_document
 from perfmodel.files.pasted_text import (
+    PRINTED,
+    PRINTED_PYTHON,
     clean_characters,
     clean_lines,
     read_pasted_text,
@@ -163,6 +165,7 @@ def _found_json(
     if all(map(is_nvbandwidth_json, documents)):
         tests = (read_nvbandwidth_json(run, file) for run in documents)
         return replace(found, matrices=tuple(chain.from_iterable(tests)))
+    refuse_if(not isinstance(documents[0], dict), "file", PRINTED, KNOWN, file)
     return replace(found, measurement=validate_document(Measurement, documents[0], file))
 
 
@@ -196,7 +199,8 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
             return None
         problem, line = str(error).partition(";")[0], getattr(error, "lineno", None)
         if isinstance(error, json.JSONDecodeError):
-            problem = f"no JSON ({error.msg}): cut off?"
+            is_printed = re.match(PRINTED_PYTHON, start, re.MULTILINE)
+            problem = PRINTED if is_printed else f"no JSON ({error.msg}): cut off?"
         raise InputError(Fault("file", problem, KNOWN, line=line)) from None
     plain_values(documents)  # refuses what is beyond the bounds of any file
     first = documents[0]
@@ -208,6 +212,7 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
 
 
 _HINTS = (
+    (re.compile(PRINTED_PYTHON, re.MULTILINE), PRINTED),
     (
         re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULTILINE),
         "the matrix of 'nvidia-smi topo -m'; it is for 'perfmodel topology import'",

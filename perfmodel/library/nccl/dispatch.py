@@ -347,8 +347,9 @@ def system_on(machine: Machine, group: RankGroup) -> System:
     """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
 
     def search() -> System:
-        searched = machine.decides_on or machine
-        return system_of(searched.topology, searched.router, group, machine.settings)
+        if machine.decides_on is not None:
+            return system_on(machine.decides_on, group)
+        return system_of(machine.topology, machine.router, group, machine.settings)
 
     def search_once_per_shape() -> System:
         ranks, size = np.asarray(group, dtype=np.int64), machine.topology.gpus_per_host
@@ -372,5 +373,6 @@ def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple
     Raises `InputError`: no such operation, or the environment leaves nothing that can run here.
     """
     system, settings = system_on(machine, group), machine.settings
-    key = "nccl choices", system, op, nbytes
+    named = settings.env.get("NCCL_ALGO"), settings.env.get("NCCL_PROTO")
+    key = "nccl choices", system, op, nbytes, *named
     return machine.laid(key, lambda: predictions(system, op, nbytes, settings))

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from perfmodel.errors import TopologyError
+from perfmodel.errors import Fault, InputError, TopologyError
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.ring_search import direct_nvlinks
@@ -236,8 +236,7 @@ def _peer_paths(
             if path_type in direct or not topology.reach.memory:
                 arcs = router.route(src, dst)
             else:  # through the host's memory
-                hub = router.nearest_cpu(src)
-                arcs = router.route(src, hub) + router.route(hub, dst)
+                arcs = _over_memory(router, src, router.nearest_cpu(src), dst, PEER_VARIABLES)
                 path_type = path_type if RANK[path_type] >= RANK["PHB"] else "PHB"
             taxed = path_type == "PHB" and cpu == "intel"
             yield (a, b), HostPath(path_type, arcs, overhead if taxed else 1.0)
@@ -276,8 +275,24 @@ def _path_by_memory(router: Router, gpu: str, ends: tuple[str, str], path_type: 
         cpu = router.nearest_cpu(gpu)
     except TopologyError:
         return HostPath(path_type, router.route(*ends))
-    arcs = router.route(ends[0], cpu) + router.route(cpu, ends[1])
+    arcs = _over_memory(router, ends[0], cpu, ends[1], "NCCL_NET_GDR_LEVEL")
     return HostPath(path_type if RANK[path_type] >= RANK["PHB"] else "PHB", arcs)
+
+
+PEER_VARIABLES = "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL"
+
+
+def _over_memory(router: Router, src: str, cpu: str, dst: str, variables: str) -> tuple[int, ...]:
+    """Arcs from a device through the memory of a CPU to another.
+
+    Raises `InputError`: nothing leads there, as between trays of an NVLink rack; names what lets
+    bytes go directly.
+    """
+    try:
+        return router.route(src, cpu) + router.route(cpu, dst)
+    except TopologyError as error:
+        allowed = f"direct copies: {error}"
+        raise InputError(Fault(variables, "copies through host memory", allowed)) from error
 
 
 def _lane_GBps(capability: int, release: tuple[float, float]) -> float:

@@ -293,7 +293,8 @@ def scaling(result: Result) -> str:
     number = main.batch_per_gpu if weak else main.global_batch
     batch = f"{number:,} {result.samples if number == 1 else samples(result)}"
     return (
-        f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
+        f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows to "
+        f"{main.global_batch:,}"
         if weak
         else f"Strong scaling: {batch} per step at every size, shared by all GPUs"
     )

@@ -199,6 +199,11 @@ def describe_search(search: LayoutSearch) -> tuple[str, ...]:
             f"bubble alone), {search.simulated:,} simulated."
         ),
         open_end if search.unproven > 0 else "None that was left out can be quicker.",
+        (
+            "A step is its compute and what kernels do not hide: calls of layers (tensor, context, "
+            "expert) among the GPUs that share them, data parallel of gradients and parameters, "
+            "messages between stages, and waiting for anything else: a pipeline's bubble, the host."
+        ),
     )
 
 

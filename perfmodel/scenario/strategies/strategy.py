@@ -121,7 +121,8 @@ class AutoStrategy(StrategyModel):
     """The quickest parallel layout that fits, of those that its lists make.
 
     What is not listed stays as the scenario has it: ``parallel.order``, ``compute.precision``.
-    ``training.global_batch`` is shared out to the micro-batches of each parallel layout.
+    ``training.global_batch``, or what ``training.batch_per_gpu`` is on all GPUs, is shared out to
+    the micro-batches of each parallel layout.
     """
 
     kind: Literal["auto"]

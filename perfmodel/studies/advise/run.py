@@ -334,7 +334,8 @@ def scan_settings(sized: SizedJob) -> Iterator[Proposed]:
         if best is not None:
             fields = {"strategy.bucket_cap": best, **OTHER_CAPS}
             yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
-    for setting in row.settings(sized.job.workload, scenario.strategy) if row.settings else ():
+    ranks, nodes = scenario.data_ranks(sized.size.gpus), sized.size.nodes
+    for setting in row.settings(scenario.strategy, ranks, nodes) if row.settings else ():
         best = _best(
             sized, setting.field, [_written(value, setting.unit) for value in setting.values], now_s
         )

@@ -6,7 +6,7 @@ there are all combinations of the lists of a section ``auto``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -278,13 +278,16 @@ def result_of(kept: T | InputError) -> T:
 class LayoutJobs:
     """Jobs of layouts on one machine: models are cut, and collectives timed, once.
 
+    `scenario`: with a global batch.
     `base`: the job as if nothing were split.
+    `batch`: the section with that global batch where the user stated another one.
     """
 
     inputs: ResolvedScenario
     scenario: Scenario
     section: AutoStrategy
     base: SizedJob
+    batch: Mapping[str, Any]
     _shares: dict[Hashable, Workload | InputError] = field(default_factory=dict)
 
     def make(self, candidate: LayoutCandidate) -> SizedJob:
@@ -303,6 +306,7 @@ class LayoutJobs:
     def changes(self, candidate: LayoutCandidate) -> dict[str, Any]:
         """Fields of the scenario that make it a layout."""
         return {
+            **self.batch,
             **candidate.changes(self.section),
             **_unsplit(self.scenario, tensor=candidate.tensor == 1, expert=candidate.expert == 1),
         }
@@ -326,7 +330,23 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
         ),
     }
     inputs = resolve_scenario(change_scenario(scenario, changes), profile, fidelity)
-    return LayoutJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+    base = size_job(inputs, inputs.sizes[-1])
+    scenario, batch = _with_global_batch(scenario, base.size.gpus)
+    return LayoutJobs(inputs, scenario, section, base, batch)
+
+
+def _with_global_batch(scenario: Scenario, gpus: int) -> tuple[Scenario, dict[str, Any]]:
+    """Take a batch per GPU as that of all GPUs, and say so; also return the section for it."""
+    each = scenario.training.batch_per_gpu
+    if each is None:
+        return scenario, {}
+    batch = {"training": {"global_batch": each * gpus}}
+    changed = change_scenario(scenario, batch)
+    note = (
+        f"A batch of {each} per GPU is a global batch of {each * gpus:,} samples on {gpus:,} GPUs, "
+        "of which each parallel layout makes its own micro-batches."
+    )
+    return changed.with_origin(replace(changed.origin, notes=(*changed.origin.notes, note))), batch
 
 
 def _unsplit(scenario: Scenario, *, tensor: bool, expert: bool) -> dict[str, Any]:

@@ -151,7 +151,9 @@ def find_layout(
     """
     say, until_s = progress or (lambda _: None), time.monotonic() + seconds
     jobs = prepare_jobs(scenario, profile, fidelity)
-    candidates, divided = list_layouts(scenario, jobs.section, jobs.base.size, jobs.inputs.workload)
+    candidates, divided = list_layouts(
+        jobs.scenario, jobs.section, jobs.base.size, jobs.inputs.workload
+    )
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} layouts")
     question = pickle.dumps((scenario, profile, fidelity))  # equal bytes for each call

@@ -14,7 +14,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario import (
     ClusterSize,
     Scenario,
-    change_scenario,
     scenario_digest,
     sizes_left_out,
 )
@@ -100,7 +99,7 @@ def run_scenario(
         search, *chosen = find_layout(
             scenario, profile=profile, fidelity=fidelity, workers=workers, seconds=seconds
         )
-        scenario = change_scenario(scenario, search.winner.changes)
+        scenario = chosen[0].job.scenario
     inputs = resolve_scenario(scenario, profile, fidelity, strategy)
     inputs = replace(inputs, processes=as_disturbances(processes, steps))
     sized, reported = chosen if chosen and not inputs.processes else (None, None)

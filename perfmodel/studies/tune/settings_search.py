@@ -299,7 +299,9 @@ def tune_settings(
             "1 GPU in all",
             "2 or more: one GPU communicates nothing, so that settings change nothing",
         )
-    settings = row.settings(sized.job.workload, scenario.strategy)
+    settings = row.settings(
+        scenario.strategy, scenario.data_ranks(sized.size.gpus), sized.size.nodes
+    )
     default, own = (
         tuple(getattr(section, setting.field) for setting in settings)
         for section in (

@@ -12,6 +12,8 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.files.pasted_text import (
+    PRINTED,
+    PRINTED_PYTHON,
     clean_characters,
     clean_lines,
     is_xml,
@@ -42,6 +44,7 @@ _ROOTS = {
     " `nvidia-smi topo -m`",
 }
 _TEXTS = (
+    (PRINTED_PYTHON, PRINTED),
     (
         r"ROCm System Management|AMD SMI|\bXGMI\b",
         "what rocm-smi or amd-smi says of AMD GPUs: their links (XGMI) are not imported",
@@ -192,7 +195,9 @@ def _joined_lines(text: str) -> str:
     return joined if is_xml(text) or (ports and ports == len(_PORT.findall(joined))) else text
 
 
-_ELEMENT = re.compile(r"^\s*<(system|graphs)\b", re.MULTILINE)
+_COMMENT = r"<!--(?:(?!-->)[\s\S]){0,20000}-->"
+_ELEMENT = re.compile(rf"^\s*(?:{_COMMENT}\s*)*<(system|graphs)\b", re.MULTILINE)
+"""Comments before the root say which machine it is."""
 
 
 def _embedded(text: str) -> str:

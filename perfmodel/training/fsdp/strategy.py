@@ -22,7 +22,7 @@ from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, re
 from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
-from perfmodel.workload.model import ITEM_BYTES, Buffers, Workload
+from perfmodel.workload.model import ITEM_BYTES, Buffers
 
 STEP_BYTES = 4
 """Of the count of steps that Adam keeps for each parameter (a float32 tensor, torch/optim/adam.py);
@@ -246,8 +246,13 @@ def _share_of(unit: SizedUnit) -> str:
 # ---------------------------------------------------------------- the row
 
 
-def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
-    """What is gathered at once, and when: nothing that changes what is computed."""
+def _settings(section: FsdpStrategy, ranks: int, nodes: int) -> tuple[Setting, ...]:
+    """What is gathered at once, when, and among which GPUs: nothing that changes what is computed.
+
+    Shards are of a node's or of two nodes' GPUs beside those of all.
+    """
+    own = ranks // nodes
+    groups = [gpus for gpus in (own, 2 * own) if 1 < gpus < ranks and ranks % gpus == 0]
     wraps = ("block", "layer", "size", "model")
     of_version = {
         1: (
@@ -260,6 +265,7 @@ def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
         Setting("wrap", wraps if section.wrap in wraps else (*wraps, section.wrap)),
         Setting("reshard_after_forward", (True, False)),
         Setting("forward_prefetch", (0, 1, 2)),
+        *([Setting("shard_gpus", (*groups, None))] if groups else []),
         *of_version[section.version],
     )
 

@@ -30,7 +30,7 @@ from perfmodel.training.zero.offload import (
 from perfmodel.training.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.zero.sharded_states import partition, sharded_states_plan
 from perfmodel.workload.memory import optimizer_state_bytes
-from perfmodel.workload.model import ITEM_BYTES, Workload
+from perfmodel.workload.model import ITEM_BYTES
 
 
 def zero_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
@@ -190,7 +190,7 @@ def _parameter_bytes(setup: Setup, options: ZeroStrategy, item: int) -> tuple[fl
 MILLION = 1_000_000
 
 
-def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
+def _settings(section: ZeroStrategy, *_: int) -> tuple[Setting, ...]:
     """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
     common = (
         Setting(

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import plain
+from perfmodel.files.pasted_text import PRINTED, PRINTED_PYTHON
 from perfmodel.files.read import LARGEST_YAML_BYTES, bound_faults, parse_yaml, read_text
 
 CONFIG_NAME = "config.json"
@@ -64,8 +65,10 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     try:
         content = json.loads(text, parse_constant=_named_constant if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
-        problem = f"what is no JSON ({error.msg}, column {error.colno})"
-        raise InputError(Fault("file", problem, "a JSON object", str(path), error.lineno)) from None
+        problem, allowed = f"what is no JSON ({error.msg}, column {error.colno})", "a JSON object"
+        if re.match(PRINTED_PYTHON, text, re.MULTILINE):
+            problem, allowed = PRINTED, f"{allowed}, as json.dump writes it"
+        raise InputError(Fault("file", problem, allowed, str(path), error.lineno)) from None
     except RecursionError:
         text = "brackets nested too deep"
         raise InputError(Fault("file", text, "a JSON object, less deep", str(path))) from None

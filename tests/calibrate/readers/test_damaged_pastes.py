@@ -44,6 +44,23 @@ NIC Legend:
 """
 PASTES = {"table": LOG, "p2p": P2P, "nvbandwidth": NVBANDWIDTH, "paths": PATHS}
 
+PRINTED = (
+    "[1, 2, 3]",
+    "[[0.0, 12.1], [12.0, 0.0]]",
+    "{'a': 1}",
+    "[{'size': 1024, 'time': 12.3}, {'size': 2048, 'time': 13.1}]",
+    "tensor([[ 0.0000, 12.1000],\n        [12.0000,  0.0000]], device='cuda:0')",
+    "array([[0., 1.],\n       [1., 0.]])",
+)
+
+
+@pytest.mark.parametrize("text", PRINTED)
+def test_what_python_printed_is_refused_as_that(text: str, tmp_path: Path) -> None:
+    for kind in ("table", "paths"):
+        with pytest.raises(InputError, match="what Python prints of a list, dict"):
+            told(f"{text}\n", kind, tmp_path)
+
+
 Damage = Callable[[str], str]
 
 

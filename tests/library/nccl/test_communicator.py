@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.files import data_folder
 from perfmodel.library.compute_capability import capability_of, compute_capabilities
 from perfmodel.library.nccl.communicator import channels_of, system_of
@@ -156,6 +157,12 @@ def test_without_p2p_gpus_meet_in_host_memory():
     assert usual.ring.type_intra == "NVL"
     assert staged.ring.type_intra in {"PHB", "SYS"}
     assert staged.ring.channels * staged.ring.intra_GBps <= 24.0
+
+
+def test_a_rack_without_p2p_is_refused_by_the_variable():
+    """Trays of an NVLink rack share no host memory."""
+    with pytest.raises(InputError, match=r"NCCL_P2P_DISABLE .*nothing connects n0/cpu0"):
+        looked_at("gb200-nvl72", env={"NCCL_P2P_DISABLE": "1"})
 
 
 def test_part_of_a_host_and_uneven_hosts():

@@ -103,7 +103,9 @@ def test_missing_interval_is_said_and_a_known_one_shown(with_main: Callable[...,
 
 
 def test_scaling_names_what_is_fixed(result: Result) -> None:
-    assert "64 images per GPU" in quantities.scaling(result)
+    weak = quantities.scaling(result)
+    assert "64 images per GPU" in weak
+    assert weak.endswith("the global batch grows to 16,384")
     strong = quantities.scaling(replace(result, scaling="strong"))
     assert strong.startswith("Strong scaling: 16,384 images per step")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.run.parallelism import best_table, describe_search
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_layout
@@ -78,6 +79,25 @@ def test_equals_simulating_all_that_fits(small, changes):
     for search in (searched, every):
         parts = search.impossible + search.too_big + search.bounded + search.simulated
         assert parts == search.listed
+
+
+def test_a_batch_per_gpu_is_that_of_all_gpus(small, best):
+    """Of eight GPUs 4 samples each are 32, and the scenario says what was made of it."""
+    result = run_scenario(change_scenario(small, {"training": {"batch_per_gpu": 4}}))
+    assert result.points[-1].global_batch == 32
+    assert result.search.winner.changes == {
+        **best.winner.changes,
+        "training": {"global_batch": 32},
+    }
+    assert result.search.winner.step_time_s == best.winner.step_time_s
+    assert any("global batch of 32 samples on 8 GPUs" in each for each in result.assumptions)
+
+
+def test_titles_of_the_table_are_explained(best):
+    said = " ".join(describe_search(best))
+    titles = {title.lstrip(">") for title in best_table(best).header[2:-1]}
+    assert {"compute", "waiting"} <= titles
+    assert all(title.removesuffix(" calls") in said for title in titles)
 
 
 @pytest.mark.slow
@@ -163,7 +183,6 @@ def faults_of(action):
 @pytest.mark.parametrize(
     ("changes", "field", "allowed"),
     [
-        ({"training": {"batch_per_gpu": 4}}, "training.batch_per_gpu", "training.global_batch"),
         ({"parallel.tensor": 2}, "parallel.tensor", "strategy.tensor"),
         ({"parallel.pipeline": 2}, "parallel.pipeline", "strategy.pipeline"),
         ({"parallel.expert": 2}, "parallel.expert", "strategy.expert"),

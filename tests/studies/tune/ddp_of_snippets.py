@@ -25,7 +25,8 @@ def buckets_of(snippet: str, widths: list[int]) -> dict[str, Any]:
         "DistributedDataParallel": DistributedDataParallel,
         "model": nn.Sequential(*layers),
     }
-    ddp = eval(snippet, names)
+    exec(snippet, names)
+    ddp = names["model"]
     initial = ddp._get_ddp_logging_data()["bucket_sizes"]
     for _ in range(3):
         ddp(torch.ones(2, widths[0])).sum().backward()

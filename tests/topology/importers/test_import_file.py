@@ -83,12 +83,36 @@ def refused(tmp_path: Path, content: str | bytes) -> str:
         ("No devices were found\n", "an error message"),
         ("bash: nvidia-smi: command not found\n", "an error message"),
         ('{"gpus": 8}', "JSON"),
+        ("[[0.0, 12.1], [12.0, 0.0]]\n", "what Python prints"),
+        ("[{'gpu': 0, 'links': [1, 2]}]", "what Python prints"),
+        ("{'GPU0': 'X', 'GPU1': 'NV4'}", "what Python prints"),
+        (
+            "matrix = tensor([[ 0.0000, 12.1000],\n        [12.0000,  0.0000]])\n",
+            "what Python prints",
+        ),
         ("Machine (503GB total)\n  Package L#0\n", "lstopo"),
         ("shopping list: eggs", "begins with 'shopping list: eggs'"),
     ],
 )
 def test_recognised_and_refused(tmp_path: Path, content: str | bytes, reason: str) -> None:
     assert reason in refused(tmp_path, content)
+
+
+@pytest.mark.parametrize("prefix", ["", "> ", "[1,0]<stdout>:", "2026-05-06T07:08:09Z "])
+def test_the_comment_that_names_a_machine_is_kept(tmp_path: Path, prefix: str) -> None:
+    """A p4d of 2020, whose file does not say which NICs it has, was 4 x 200 Gbit/s RoCE."""
+    pasted = (
+        "<!--",
+        "Static topology for `p4d.24xlarge`",
+        "-->",
+        "<system version='1'>",
+        "</system>",
+    )
+    path = tmp_path / "given"
+    path.write_text("\n".join(f"{prefix}{line}" for line in pasted))
+    content = read_content(path)
+    assert "p4d.24xlarge" in content
+    assert kind_of(content, str(path)) == kind_of("<system version='1'></system>", "plain")
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:

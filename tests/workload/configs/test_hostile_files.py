@@ -38,6 +38,7 @@ def refused(path: Path) -> tuple[Fault, ...]:
         (b"   \n", "nothing"),
         (b"[1, 2]", "a list only"),
         (b"7", "one value only"),
+        (b"{'model_type': 'llama', 'hidden_size': 64}", "what Python prints"),
         (b'{"model_type": "llama"', "no JSON"),
         (b'{"model_type": [], "architectures": ["LlamaForCausalLM"]}', "model_type: found []"),
         (b'{"model_type": {}, "architectures": ["LlamaForCausalLM"]}', "model_type: found {}"),
