@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,16 @@ def rank_of(case: FaultCase, seed: int) -> int | None:
 @pytest.mark.slow
 def test_the_right_fault_of_forty_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 32 stand first, with those that times cannot tell apart; 38 among three."""
-    known: dict[tuple[int, int], Any] = {}  # times of a machine's suspects, for all its logs
-    curve = diagnose_module._curve
-    monkeypatch.setattr(
-        diagnose_module,
-        "_curve",
-        lambda *asked: once(known, (id(asked[0]), id(asked[1])), lambda: curve(*asked)),
-    )
+    known: dict[Hashable, Any] = {}  # times of a machine and its suspects, for all its logs
+
+    def rows_of(machine: Topology, *, sizes: list[int], nominal: Any, **asked: Any) -> Any:
+        return once(
+            known,
+            (id(machine), repr(nominal.machine.settings), tuple(sizes)),
+            lambda: collective_rows(machine, sizes=sizes, nominal=nominal, **asked),
+        )
+
+    monkeypatch.setattr(diagnose_module, "collective_rows", rows_of)
     ranks = [rank_of(case, seed) for seed, case in enumerate(CASES)]
     assert len(ranks) == 40
     assert ranks.count(1) >= 32
