@@ -274,6 +274,31 @@ def legs_ends(
         yield begin_s, ends
 
 
+def schedule_s(
+    phases: Sequence[Phase], rate_Bps: FloatArray, latency_s: FloatArray, *, credits: int
+) -> float:
+    """Time of phases that share their edges; seconds.
+
+    Parameters
+    ----------
+    phases : sequence of Phase
+        In order, all with the same edges.
+    rate_Bps : ndarray of float, shape (edges,)
+        Rate of each edge while it sends.
+    latency_s : ndarray of float, shape (edges,)
+    credits : int
+        Sends that an edge may have in flight.
+
+    Returns
+    -------
+    float
+        When the last send is delivered.
+    """
+    return (
+        leg_ends(TimedPhases(tuple(phases), rate_Bps, latency_s), credits).last_s if phases else 0.0
+    )
+
+
 def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     """Return how a leg ends that all edges may begin at once.
 

@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
-from perfmodel.collectives.timing.recurrence import TimedPhases, leg_ends
-
-
-def schedule_s(phases, rate_Bps, latency_s, *, credits) -> float:
-    """When the last send of phases that share their edges is delivered; seconds."""
-    if not phases:
-        return 0.0
-    return leg_ends(TimedPhases(tuple(phases), rate_Bps, latency_s), credits).last_s
+from perfmodel.collectives.timing.recurrence import schedule_s
 
 
 def stepped_s(
