@@ -194,6 +194,10 @@ class SizedJob:
 
         return replace(at_low, plan_for=plan_low), at_high
 
+    def with_spread(self, spread: tuple[float, float]) -> SizedJob:
+        """Return the same job with times of layers that are surer, or less sure, than predicted."""
+        return self._changed(_times={None: replace(self._layer_times(None), spread=spread)})
+
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow".
 
