@@ -27,7 +27,8 @@ def read_topology(path: Path) -> Topology:
     """
     try:
         graph = _read(path)
-        return topology_of(graph, "" if "machine" in graph.graph else path.stem)
+        is_own = isinstance(graph.graph, dict) and "machine" in graph.graph
+        return topology_of(graph, "" if is_own else path.stem)
     except InputError as error:
         raise error.located(str(path)) from None
 

@@ -264,6 +264,7 @@ def test_all_faults_are_said_at_once() -> None:
         ("torn.json", '{"nodes": [{"id": 1}], "edges": [', "torn.json:"),
         ("other.json", '{"a": 1}', "no nodes and no edges"),
         ("list.json", "[1, 2]", "no nodes"),
+        ("facts.json", '{"graph": -1, "nodes": [], "edges": []}', "graph: found -1"),
         ("words.json", '{"nodes": [1], "edges": [2]}', "nodes or edges"),
         ("torn.graphml", "<graphml>", "not well formed"),
         ("bomb.graphml", '<!DOCTYPE a [<!ENTITY b "c">]><graphml/>', "a document type"),

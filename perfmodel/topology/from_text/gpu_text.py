@@ -37,7 +37,7 @@ class NamedGpu:
     """What the text left open."""
     form_stated: bool = True
     """Whether the text says board or card."""
-    memory_GB: int | None = None
+    memory_GB: float | None = None
     """As stated; None: not stated."""
     others: str = ""
     """Text from the first GPU of another family on."""
@@ -141,7 +141,7 @@ def _variant(spelled: str, segment: str, text: str, intra: str) -> NamedGpu:
     if form is not None:
         family = {name: p for name, p in family.items() if p.form == form}
     memory = re.search(r"(\d+)\s*gi?b?\b", segment)
-    memory_GB = int(memory[1]) if memory else None
+    memory_GB = float(memory[1]) if memory else None  # 5,000 digits are infinity, and no GPU's
     if memory_GB is not None:
         family = dict(sorted(family.items(), key=lambda row: abs(row[1].memory - memory_GB)))
     elif len({p.memory for p in family.values()}) > 1:
@@ -194,7 +194,7 @@ def read_stated_gpu(text: str) -> NamedGpu:
     )
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
     form, memory, maker = (words.get(name, "").lower() for name in ("form", "memory", "maker"))
-    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
+    stated_GB = float(re.sub(r"\D", "", memory) or part.memory)
     others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
     cases = (
         (

@@ -89,3 +89,7 @@ def test_a_second_gpu_is_kept_apart() -> None:
     assert read_gpu("H100 PCIe + A100-PCIE-40GB").others == "A100-PCIE-40GB"
     assert read_gpu("H100/H200-SXM (gpu: 8)").others == "H200-SXM (gpu: 8)"
     assert read_gpu("2x A100 80GB").others == ""
+
+
+def test_a_memory_of_thousands_of_digits_is_a_number() -> None:
+    assert read_gpu(f"H100-SXM5-{'9' * 5000}GB").memory_GB == float("inf")
