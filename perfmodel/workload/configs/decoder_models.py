@@ -60,6 +60,8 @@ UNSTATED: Mapping[str, Any] = {
     "num_experts": None,
     "num_local_experts": None,
     "n_routed_experts": None,
+    "num_experts_per_tok": None,
+    "top_k_experts": None,
     "n_shared_experts": None,
     "n_group": None,
     "topk_group": None,
@@ -116,7 +118,7 @@ FULL, SLIDES = "full_attention", "sliding_attention"
 
 
 def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
-    """Return the dense decoder of a configuration of Gemma 4, whose layers are of several kinds."""
+    """Return the decoder of a configuration of Gemma 4, whose layers are of several kinds."""
     layers, shared, kinds = (
         stated.num_hidden_layers,
         stated.num_kv_shared_layers,
@@ -132,6 +134,7 @@ def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
             (alone, "num_kv_shared_layers", str(shared), allowed),
         )
     )
+    experts = _gemma4_experts(stated, family) if stated.enable_moe_block else None
     stated.layer_types, by_layer = tuple(kinds), _gemma4_layers(stated, kinds)
     heads, counts = stated.num_attention_heads, {each["kv_heads"] for each in by_layer.values()}
     raise_faults(
@@ -144,9 +147,36 @@ def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
         by_layer=by_layer,
         side_width=stated.hidden_size_per_layer_input,
         side_words=stated.vocab_size_per_layer_input,
+        names="gemma4-experts" if experts else "gemma4",
     )
-    make = partial(decoder_workload, name, shape, None, family=family.name)
-    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
+    make = partial(decoder_workload, name, shape, experts, family=family.name)
+    longest = min(shape.positions, LONGEST_DEFAULT)
+    return Buildable(name, make, longest, has_experts=bool(experts))
+
+
+def _gemma4_experts(stated: SimpleNamespace, family: Family) -> Experts:
+    """Experts beside the dense part of each layer.
+
+    Raises `InputError`: sizes that are not stated, or that no published model has with experts.
+    """
+    side = stated.hidden_size_per_layer_input
+    raise_faults(
+        failed(
+            *(
+                (getattr(stated, size) is None, size, "nothing", "its value")
+                for size in ("num_experts", "top_k_experts", "moe_intermediate_size")
+            ),
+            (
+                side,
+                "hidden_size_per_layer_input",
+                str(side),
+                "0 with experts; `perfmodel capture` takes others",
+            ),
+        )
+    )
+    routed = _routed_shape(_with_unstated(stated), family)
+    raise_faults(choice_faults(routed, "top_k_experts", "n_group", "topk_group"))
+    return routed, None
 
 
 def _gemma4_layers(stated: SimpleNamespace, kinds: Sequence[str]) -> dict[int, dict[str, Any]]:
@@ -350,7 +380,7 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
         dense_layers = tuple(layer for layer in layers if layer not in named)
     return RoutedShape(
         config.num_experts or config.num_local_experts or config.n_routed_experts,
-        config.num_experts_per_tok,
+        config.num_experts_per_tok or config.top_k_experts,
         width,
         config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width,
         dense_first=dense_first,

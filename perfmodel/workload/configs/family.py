@@ -151,7 +151,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
             "use_linear_projection do_stable_layer_norm conv_bias position_biased_input "
-            "attention_k_eq_v use_double_wide_mlp"
+            "attention_k_eq_v use_double_wide_mlp enable_moe_block"
         ),
     ),
     (
@@ -161,7 +161,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
             "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
-            "use_absolute_embeddings add_adapter talking_head enable_moe_block"
+            "use_absolute_embeddings add_adapter talking_head"
         ),
     ),
     (

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.model import ExpertCount
 from perfmodel.workload.configs import family_models, image_models
 from perfmodel.workload.configs.decoder_models import decoder_model, expert_model, gemma4_model
 from perfmodel.workload.configs.family import (
@@ -365,6 +366,7 @@ _TYPES: Mapping[str, Any] = {
     "none": None,
     "width": Width,
     "width or none": Width | None,
+    "count or none": ExpertCount | None,
     "false": Literal[False],
     "true": Literal[True],
     "silu": Literal["silu"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.model import Kept
+from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
@@ -82,6 +82,26 @@ def kept_by_norm(
         "stream_elements": float(stream),
         "saved_elements": float(narrow),
     }
+
+
+def stream_norm(place: BlockPlace, name: str) -> Module:
+    """Normalise tokens of the stream, as a layer of its own."""
+    shape, rows = place.shape, place.shard.stream_tokens(place.tokens)
+    own = weight_and_bias(f"{place.prefix}.{name}", shape.width, bias=False)
+    (passes, kernels), elements = norm_work(shape), rows * shape.width
+    moved = float(ELEMENT_BYTES * passes * elements)
+    layer = Layer(
+        f"{place.prefix}.{name}",
+        vector_bytes=moved,
+        norm_bytes=moved,
+        wide_norm=not shape.fused_norms,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * elements),
+        fused_kept=Kept(0.0, float(elements)),
+        kernels=kernels,
+        calls=norm_calls(place.shard, numels(own)),
+        **kept_by_norm(elements, rows, shape),
+    )
+    return Module(layer, own, names(own))
 
 
 ROTARY_PASSES = 17

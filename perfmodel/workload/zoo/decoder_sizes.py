@@ -176,6 +176,8 @@ class RoutedShape:
     `weighs_input`: whether a score weighs what an expert reads, not what it says (Llama 4).
     `biased`: whether router and experts have biases; `clamped`: whether the gate and what it gates
         are clamped, and the latter has one added (gpt-oss).
+    `beside`: whether experts stand beside the dense part, both read the stream, and the router's
+        norm has a scale, and each expert another (Gemma 4).
     """
 
     experts: int
@@ -194,6 +196,7 @@ class RoutedShape:
     weighs_input: bool = False
     biased: bool = False
     clamped: bool = False
+    beside: bool = False
 
     def is_routed(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
@@ -246,7 +249,7 @@ class CompressedShape:
 class ExpertNames:
     """Names of a family's experts, and the order in which it registers them.
 
-    `path`, `router`: of the part in a block, and of the router in the part.
+    `path`, `router`: of the part in a block ("": the block itself), and of the router in the part.
     `router_first`: whether the router is registered before the experts.
     `transposed`: whether a weight's inputs stand before its outputs.
     """

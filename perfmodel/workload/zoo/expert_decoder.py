@@ -6,6 +6,7 @@ Their attention is that of any decoder, latent or compressed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -60,6 +61,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
 )
 from perfmodel.workload.zoo.llama import (
+    block_scaled,
     head_and_loss,
     rotary_buffers,
     token_embedding,
@@ -178,7 +180,7 @@ def expert_decoder(
     """
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
-    decoder, routed, order = shape.decoder, shape.routed, _module_order(family, shape.latent)
+    decoder, routed, order = shape.decoder, shape.routed, _module_order(family, shape)
     sizes = SharedSizes(
         name,
         decoder.heads,
@@ -283,7 +285,8 @@ def _block(
     )
     if not shape.routed.is_routed(number):
         return [*attention, *feed_forward_part(place, path=called.path)]
-    return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]
+    experts = routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))
+    return block_scaled(place, [*attention, *experts])
 
 
 def _mixing_block(
@@ -313,8 +316,10 @@ def _mixing_block(
 COMPRESSED = "DeepseekV4ForCausalLM"
 
 
-def _module_order(family: str, latent: LatentShape | CompressedShape | None) -> tuple[str, ...]:
-    called = EXPERT_NAMES.get(family, USUAL_NAMES)
+def _module_order(family: str, shape: ExpertShape) -> Sequence[str]:
+    if shape.routed.beside:
+        return shape.decoder.block_names.registered
+    called, latent = EXPERT_NAMES.get(family, USUAL_NAMES), shape.latent
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
     experts = [
         f"experts.{name}{bias}" for name in ("gate_up_proj", "down_proj") for bias in ("", BIAS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
@@ -222,10 +223,15 @@ def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Modul
         *feed_forward_part(place, normed=not shape.parallel),
         *(side_part(place) if shape.side_width else ()),
     ]
-    if not shape.value_norms:
-        return parts
-    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * shape.width)
-    layer = parts[-1].layer  # all is multiplied by a number that is a buffer
+    return block_scaled(place, parts)
+
+
+def block_scaled(place: BlockPlace, parts: Sequence[Module]) -> list[Module]:
+    """Parts of a block, of which Gemma 4 multiplies what they put out by a number in a buffer."""
+    if not place.shape.value_norms:
+        return [*parts]
+    elements = place.shard.stream_tokens(place.tokens) * place.shape.width
+    moved, layer = float(ELEMENT_BYTES * ACTIVATION_PASSES * elements), parts[-1].layer
     return [
         *parts[:-1],
         with_work(parts[-1], vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1),

@@ -30,6 +30,7 @@ from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
     feed_forward_part,
     kept_by_norm,
+    stream_norm,
 )
 from perfmodel.workload.zoo.decoder_sizes import (
     USUAL_NAMES,
@@ -76,6 +77,8 @@ RESTORE_KERNELS = 5
 """Rows weighed, the sort inverted (3), rows gathered back."""
 CAST_PASSES = 1.5
 """A cast from bf16 to fp8, or back: one reads or writes half as much as the other."""
+BESIDE_KERNELS = 4
+"""A router with scales: of its norm's result (2), and of a token's weights by expert (2)."""
 HALF = frozenset({"bf16", "fp16"})
 
 
@@ -111,7 +114,7 @@ class RoutedPlace:
 
     def named(self, part: str) -> str:
         """Full name of a part."""
-        return f"{self.block.prefix}.{self.names.path}.{part}"
+        return ".".join(filter(None, (self.block.prefix, self.names.path, part)))
 
 
 def routed_part(place: RoutedPlace) -> list[Module]:
@@ -126,6 +129,15 @@ def routed_part(place: RoutedPlace) -> list[Module]:
         for is_normed in (False, True)
     )
     experts = _expert_maps(place)
+    if routed.beside:
+        return [
+            *feed_forward_part(block),
+            _router(place, normed=True),
+            stream_norm(block, "pre_feedforward_layernorm_2"),
+            *experts,
+            stream_norm(block, "post_feedforward_layernorm_2"),
+            stream_norm(block, "post_feedforward_layernorm"),  # of the sum with the dense part
+        ]
     if not routed.shared_gate:
         return [_router(place, normed=True), *experts, *shared]
     # the shared expert reads the part's input first, behind its norm; its gate and the sum are last
@@ -140,8 +152,11 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         if normed
         else ()
     )
-    router = place.named(place.names.router)
+    router, scaled = place.named(place.names.router), float(routed.beside * s * h)
     own = weight_and_bias(router, routed.experts, h, bias=routed.biased)
+    if routed.beside:
+        norm = ((place.named("router.scale"), (h,)),)
+        own += ((place.named("router.per_expert_scale"), (routed.experts,)),)
     chosen = routed.top_k if routed.scores == "top" else routed.experts
     scores, balance = s * routed.experts, place.settings.auxiliary_loss
     wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
@@ -149,9 +164,9 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
     cast = routed.wide_router and place.dtype in HALF
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(s * h * normed, s * normed, shape)
-    saved["saved_elements"] += float(s * h * normed)
+    saved["saved_elements"] += float(s * h * normed) + scaled
     score_bytes = float(WIDE_BYTES * s * chosen + INDEX_BYTES * s * routed.top_k)
-    saved["saved_bytes"] += score_bytes + WIDE_BYTES * cast * s * h
+    saved["saved_bytes"] += score_bytes + WIDE_BYTES * (cast * s * h - scaled)
     return linear(
         router,
         s,
@@ -159,7 +174,7 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         routed.experts,
         parameters=norm + own,
         ready=names_reversed(own) + names(norm),
-        vector_elements=wide + cast * 1.5 * s * h,
+        vector_elements=wide + cast * 1.5 * s * h + 2 * ACTIVATION_PASSES * scaled,
         wide_elements=wide,
         norm_elements=float(norm_passes * s * h * normed),
         wide_norm=normed and not shape.fused_norms,
@@ -170,7 +185,8 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         + norm_kernels * normed
         + SCORE_KERNELS[routed.scores]
         + cast
-        + BALANCE_KERNELS * balance,
+        + BALANCE_KERNELS * balance
+        + BESIDE_KERNELS * routed.beside,
         **saved,
         calls=norm_calls(block.shard, numels(norm + own)),
     )

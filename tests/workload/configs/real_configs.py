@@ -172,6 +172,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         hidden_size_per_layer_input=0,
         per_layer_config={"01": {"head_dim": 24, "num_key_value_heads": 1}},
     ),
+    "gemma4_text, experts": decoder(
+        "gemma4_text",
+        head_dim=16,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        global_head_dim=32,
+        num_key_value_heads=2,
+        hidden_size_per_layer_input=0,
+        sliding_window=600,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=2,
+        moe_intermediate_size=48,
+    ),
     "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
     "ministral3": decoder("ministral3", head_dim=24, num_key_value_heads=2),
     "phi3": decoder("phi3", num_key_value_heads=2, resid_pdrop=0.1),
@@ -523,7 +539,9 @@ ENCODERS = (
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Families that transformers reads by another's class (``Kimi_K25Config``)."""
 MIXED = frozenset(
-    label for label, each in CONFIGS.items() if FAMILIES[each["model_type"]].make is expert_model
+    label
+    for label, each in CONFIGS.items()
+    if FAMILIES[each["model_type"]].make is expert_model or "enable_moe_block" in each
 )
 """Labels of decoders with experts."""
 

@@ -48,6 +48,24 @@ GPT_OSS = {
     "vocab_size": 201088,
 }
 """Fields as the published file of the 20B has them."""
+GEMMA4_EXPERTS = {
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    **GEMMA4_EXPERTS,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+}
+"""The text model of gemma-4-26B-A4B."""
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100}
 
 
@@ -119,6 +137,8 @@ def test_models_that_the_zoo_has_not_are_refused_in_their_field(
         ("gemma4_text", {"num_kv_shared_layers": 25}, "num_kv_shared_layers"),
         ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
         ("gemma4_text", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("gemma4_text", GEMMA4_EXPERTS | {"top_k_experts": None}, "top_k_experts"),
+        ("gemma4_text", GEMMA4_EXPERTS | {"top_k_experts": 129}, "top_k_experts"),
         ("deepseek_v4", {"o_groups": 7}, "o_groups"),
         ("deepseek_v4", {"compress_ratios": [4]}, "layer_types"),
         ("deberta", {"relative_attention": True}, "pos_att_type"),
@@ -212,6 +232,7 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ({"model_type": "glm_moe_dsa"}, 744e3),
         ({"model_type": "swin", "num_labels": 1000}, 28.288),
         ({"model_type": "wav2vec2"}, 94.396),
+        (GEMMA4, 25_233.14),
         (
             {
                 "model_type": "deberta-v2",
@@ -236,7 +257,8 @@ def test_parameters_of_published_models(
     """As huggingface.co counts them.
 
     Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9),
-    swin-tiny, wav2vec2-base-960h and deberta-v3-base.
+    swin-tiny, wav2vec2-base-960h, and deberta-v3-base; the text model of gemma-4-26B-A4B, whose
+    card says 25.2B, as transformers 5.24 builds it on the meta device.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)

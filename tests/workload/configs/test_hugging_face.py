@@ -159,7 +159,7 @@ def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> Non
     assert [ours.tensors[index].name for index in ours.ready_order] == fired
 
 
-@pytest.mark.parametrize("label", ["glm4_moe", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("label", ["glm4_moe", "olmoe", "gpt_oss", "gemma4_text, experts"])
 def test_kept_bytes_of_experts(label: str, tmp_path: Path) -> None:
     """In bf16, the precision that torch's grouped products have; gpt-oss has no sdpa."""
     from tests.workload.saved.saved_tensors import saved_bytes
