@@ -95,7 +95,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "sample_size encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
             "decoder_ffn_dim embed_dim window_size "
             "num_conv_pos_embeddings num_conv_pos_embedding_groups global_head_dim hc_mult "
-            "o_groups o_lora_rank hc_sinkhorn_iters"
+            "o_groups o_lora_rank hc_sinkhorn_iters num_codevectors_per_group "
+            "num_codevector_groups codevector_dim proj_codevector_dim num_negatives"
         ),
     ),
     (
@@ -135,7 +136,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "resid_pdrop residual_dropout embedding_dropout embd_pdrop attn_pdrop hidden_dropout "
             "dropout dropout_rate hidden_dropout_prob attention_probs_dropout_prob "
-            "activation_dropout mask_time_prob mask_feature_prob"
+            "activation_dropout mask_time_prob mask_feature_prob feat_quantizer_dropout"
         ),
     ),
     (Rate | None, "attention_dropout"),

@@ -336,10 +336,21 @@ SOUND_FRAMES = 499
 KEPT_LAYERS = "No layer is left out (layerdrop), which a step of training does at random."
 
 
+CODES = (
+    "num_codevector_groups",
+    "num_codevectors_per_group",
+    "codevector_dim",
+    "proj_codevector_dim",
+    "num_negatives",
+)
+"""Fields that state what the head is for, which is pre-trained (see `contrastive_parts`)."""
+
+
 def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of Wav2Vec2: one that spells, or the encoder alone."""
+    """Return the model of a configuration of Wav2Vec2, with one of its heads or none."""
     convolutions = config.conv_dim, config.conv_kernel, config.conv_stride
     width, groups = config.hidden_size, config.num_conv_pos_embedding_groups
+    codes = [getattr(config, field) for field in CODES] * (config.head == "Wav2Vec2ForPreTraining")
     lengths, allowed = [len(each) for each in convolutions], "as many values in each"
     raise_faults(
         [
@@ -353,6 +364,7 @@ def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Builda
             ),
             *heads_divide(width, config.num_attention_heads),
             *divides(width, groups, "num_conv_pos_embedding_groups", "the hidden size"),
+            *(divides(codes[2], codes[0], CODES[0], CODES[2]) if codes else []),
         ]
     )
     block = StackShape(
@@ -378,5 +390,7 @@ def wav2vec2_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         positions=(config.num_conv_pos_embeddings, groups),
         masked=is_on(config.mask_time_prob) or is_on(config.mask_feature_prob),
         vocabulary=config.vocab_size if config.head == family.name else None,
+        codes=tuple(codes) or None,
+        codes_dropout=is_on(config.feat_quantizer_dropout),
     )
     return Buildable(name, make, SOUND_FRAMES, notes=(KEPT_LAYERS,) * is_on(config.layerdrop))

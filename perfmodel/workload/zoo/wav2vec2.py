@@ -1,4 +1,4 @@
-"""Wav2Vec2 with Hugging Face's tensors: convolutions of sound as it is, and an encoder."""
+"""Wav2Vec2 with Hugging Face's tensors: convolutions of sound as it is, an encoder, a head."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import raise_faults
-from perfmodel.workload.model import ELEMENT_BYTES, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
+    WIDE_BYTES,
     Module,
     Parameter,
     assemble,
@@ -47,7 +50,9 @@ def wav2vec2(
     biased: bool,
     positions: tuple[int, int],
     masked: bool,
-    vocabulary: int | None,
+    vocabulary: int | None = None,
+    codes: tuple[int, ...] | None = None,
+    codes_dropout: bool = False,
     shard: Shard = WHOLE,
 ) -> Workload:
     """Encoder of so many frames of sound, each mapped to a letter.
@@ -56,14 +61,15 @@ def wav2vec2(
         `normed`: whether each is normalised, and not the first alone.
     `positions`: kernel and groups of the convolution that stands for positions.
     `masked`: whether there is an embedding for what is masked.
-    `vocabulary`: of the head; None: there is none.
+    `vocabulary`, `codes`: of the head that spells, or of that which is pre-trained (see
+        `contrastive_parts`); None: it has no such head.
     Raises `InputError`: a share of it, which nobody's library has.
     """
     raise_faults(shard_faults(shard) or whole_faults(shard, name, "its convolutions are not split"))
     s, h, samples = sequence_length, block.width, sequence_length
     for _, kernel, stride in reversed(convolutions):
         samples = (samples - 1) * stride + kernel
-    root = "wav2vec2." * (vocabulary is not None)
+    root = "wav2vec2." * (vocabulary is not None or codes is not None)
     mask: tuple[Parameter, ...] = ((f"{root}masked_spec_embed", (h,)),) * masked
     extractor = f"{root}feature_extractor.conv_layers"
     features = _features(extractor, samples, convolutions, normed=normed, biased=biased)
@@ -84,13 +90,15 @@ def wav2vec2(
         shard=WHOLE,
     )
     heads = [head] if vocabulary else []
+    if codes:
+        heads = contrastive_parts(s, h, last, codes, dropout=codes_dropout)
     early, late = ([norm], []) if block.late_norms else ([], [norm])
     return assemble(
         name,
-        [*features, projected, placed, *early, *blocks, *late, *heads],
+        [*features, projected, placed, *early, *blocks, *late, *heads[2::-1], *heads[3:]],
         dtype=dtype,
         sample=Sample("recording", f"of {samples / RATE_HZ:.3g} s"),
-        source="Hugging Face Wav2Vec2ForCTC; Baevski et al. 2020, arXiv 2006.11477",
+        source="Hugging Face Wav2Vec2; Baevski et al. 2020, arXiv 2006.11477",
         input_elements=float(samples),
         output_elements=float(s * (vocabulary or h)),
         registered=[
@@ -105,6 +113,73 @@ def wav2vec2(
         shard=shard,
         stream_elements=float(s * h),
     )
+
+
+CODE_PASSES, CODE_KERNELS = 30.5, 16
+"""Scores of codes in fp32: ``torch.nn.functional.gumbel_softmax`` with hard codes casts (1.5),
+draws (1), takes the logarithm (2), negates (2), adds (3), divides (2), takes softmax (2), finds the
+greatest (1), writes (2), subtracts (3), adds (3), casts back (1.5); for the loss of diversity they
+are cast again (1.5), softmax taken (2), masked and summed (3)."""
+COMPARED_PASSES, COMPARED_WIDE, COMPARED_KERNELS = 6, 11.5, 14
+"""Codes are gathered (2), joined (2), asked whether they are the same (2); in fp32 cast (1.5), then
+``torch.cosine_similarity``: both sides' lengths (2), both divided (4), multiplied (3), summed (1).
+"""
+
+
+def contrastive_parts(
+    s: int, h: int, features: int, codes: tuple[int, ...], *, dropout: bool
+) -> list[Module]:
+    """Take codes for each frame, and tell them from those of other frames, as the encoder says.
+
+    `codes`: groups of them, codes of a group, elements of all that a frame takes, elements that are
+        compared, and how many others are drawn for each frame.
+    `dropout`: whether features are dropped out before they find their codes.
+    In order of registration: codes, the map to their scores, those of the encoder and of codes.
+    """
+    groups, words, width, mapped, others = codes
+    scores, pairs, read = s * groups * words, s * (others + 1), float(s * features)
+    book: tuple[Parameter, ...] = (("quantizer.codevectors", (1, groups * words, width // groups)),)
+    taken = Layer(
+        "quantizer.codevectors",
+        vector_bytes=float(ELEMENT_BYTES * ACTIVATION_PASSES * scores * width // groups),
+        fused_bytes=float(ELEMENT_BYTES * ACTIVATION_PASSES * scores),
+        saved_elements=float(scores),
+        kernels=2,
+    )
+    return [
+        Module(taken, book, names(book)),
+        linear(
+            "quantizer.weight_proj",
+            s,
+            features,
+            groups * words,
+            vector_elements=CODE_PASSES * scores + dropout * DROPOUT_PASSES * read,
+            wide_elements=float(CODE_PASSES * scores),
+            fused_elements=float(ADD_PASSES * scores),
+            saved_elements=dropout * read,
+            copied_elements=(not dropout) * read,
+            saved_bytes=2 * WIDE_BYTES * scores
+            + INDEX_BYTES * s * groups
+            + dropout * MASK_BYTES * read,
+            kernels=1 + dropout + CODE_KERNELS,
+        ),
+        linear("project_hid", s, h, mapped, saved_elements=float(s * h)),
+        linear(
+            "project_q",
+            s,
+            width,
+            mapped,
+            vector_elements=(COMPARED_PASSES + COMPARED_WIDE) * pairs * mapped,
+            wide_elements=COMPARED_WIDE * pairs * mapped,
+            fused_elements=float(ADD_PASSES * pairs * mapped),
+            saved_elements=float(s * width),
+            # the three that are divided and multiplied, five of each pair, the frame, and indices
+            saved_bytes=float(
+                WIDE_BYTES * (pairs * (3 * mapped + 5) + s * mapped) + (INDEX_BYTES + 1) * pairs
+            ),
+            kernels=1 + COMPARED_KERNELS,
+        ),
+    ]
 
 
 def _features(

@@ -523,6 +523,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mask_time_prob": 0.0,
         "hidden_dropout": 0.0,
     },
+    "wav2vec2, pre-training": {
+        **WAV2VEC2,
+        "architectures": ["Wav2Vec2ForPreTraining"],
+        "conv_dim": [32, 48],
+        "conv_stride": [5, 2],
+        "conv_kernel": [10, 3],
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "num_codevectors_per_group": 20,
+        "num_codevector_groups": 3,
+        "codevector_dim": 24,
+        "proj_codevector_dim": 40,
+        "num_negatives": 10,
+        "feat_quantizer_dropout": 0.1,
+    },
 }
 """Each says something that its family need not have."""
 
@@ -595,7 +610,12 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
         kernels = zip(CONFIGS[label]["conv_kernel"], CONFIGS[label]["conv_stride"], strict=True)
         for kernel, stride in reversed([*kernels]):
             samples = (samples - 1) * stride + kernel
-        return {"input_values": torch.zeros(BATCH, samples)}
+        sound = {"input_values": torch.zeros(BATCH, samples)}
+        if "num_negatives" not in CONFIGS[label]:
+            return sound
+        masked = torch.arange(tokens).expand(BATCH, tokens) < tokens // 2
+        others = torch.arange(BATCH * tokens * 10).reshape(BATCH, tokens, 10) % (BATCH * tokens)
+        return {**sound, "mask_time_indices": masked, "sampled_negative_indices": others}
     if kind == "t5":
         targets = torch.zeros(BATCH, target_tokens(tokens), dtype=torch.long)
         return {"input_ids": words, "labels": targets, "use_cache": False}

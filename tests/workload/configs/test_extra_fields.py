@@ -66,6 +66,7 @@ GEMMA4 = {
     "attention_k_eq_v": True,
 }
 """The text model of gemma-4-26B-A4B."""
+PRE_TRAINING = {"architectures": ["Wav2Vec2ForPreTraining"]}
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100}
 
 
@@ -133,6 +134,7 @@ def test_models_that_the_zoo_has_not_are_refused_in_their_field(
         ("swin", {"num_heads": [5, 6, 12, 24]}, "num_heads"),
         ("wav2vec2", {"conv_dim": [8]}, "conv_dim"),
         ("wav2vec2", {"num_conv_pos_embedding_groups": 7}, "num_conv_pos_embedding_groups"),
+        ("wav2vec2", PRE_TRAINING | {"codevector_dim": 255}, "num_codevector_groups"),
         ("gemma4_text", {"num_kv_shared_layers": 30}, "num_kv_shared_layers"),
         ("gemma4_text", {"num_kv_shared_layers": 25}, "num_kv_shared_layers"),
         ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
@@ -232,6 +234,7 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
         ({"model_type": "glm_moe_dsa"}, 744e3),
         ({"model_type": "swin", "num_labels": 1000}, 28.288),
         ({"model_type": "wav2vec2"}, 94.396),
+        ({"model_type": "wav2vec2", **PRE_TRAINING}, 95.0446),
         (GEMMA4, 25_233.14),
         (
             {
@@ -257,8 +260,8 @@ def test_parameters_of_published_models(
     """As huggingface.co counts them.
 
     Phi-2, OPT-1.3b, roberta-base, distilbert-base, bloom-560m, bart-large, GLM-5 (in 1e9),
-    swin-tiny, wav2vec2-base-960h, and deberta-v3-base; the text model of gemma-4-26B-A4B, whose
-    card says 25.2B, as transformers 5.24 builds it on the meta device.
+    swin-tiny, wav2vec2-base-960h and deberta-v3-base. As transformers 5.24 builds them on the meta
+    device: wav2vec2-base, and the text model of gemma-4-26B-A4B, whose card says 25.2B.
     """
     model = build(read(tmp_path, fields))
     assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)
