@@ -23,7 +23,6 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
-from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
@@ -273,9 +272,7 @@ class FlowNetwork(Network):
     def _set(self, job: Collective, rates_Bps: FloatArray | None, slower: float = 1.0) -> None:
         """Give a collective its rates, and with them its new end; None: those that it has."""
         changed = rates_Bps is not None and job.set_rates(self.env.now, rates_Bps, slower)
-        if changed:
-            self.timer.keep(Effort).spend()
-        elif job.timed:
+        if job.timed and not changed:
             return
         job.timed = True
         job.version += 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.arrays import FloatArray, digest, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.collectives.timing.recurrence import ReadyTimes
@@ -30,13 +31,136 @@ FEW_EDGES = 1024
 repeats in such a ring is not sought, which costs more."""
 EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
-
+MOST_KEPT = 1 << 20
+"""Edges of legs in progress that are kept, with when they end; some 10 bytes each."""
+INSTANT_S = 1e-13
+"""Changes of rates that come this close after the starts of two legs come at the same time: sums of
+equal times differ in their last bits."""
 
 AnyClocks = Clocks | TreeClocks | OneStep
-
+Change = tuple[float, FloatArray, FloatArray]
+"""Of rates: when, since the collective's start; rates and latencies of the edges from then on."""
 
 Courses = dict[tuple[int, tuple[Phase, ...]], UnrolledPhases]
 """Phases prepared for being stepped through, once for all collectives that have them."""
+
+
+@dataclass
+class KnownProgress:
+    """Legs whose rates have changed on a machine, by their collectives."""
+
+    begun: dict[tuple[LoweredCollective, int], Progress] = field(default_factory=dict)
+    edges: int = 0
+    """Of all that are kept."""
+
+
+@dataclass(eq=False)
+class Progress:
+    """A leg after some changes of its rates, found once for all legs that go the same way.
+
+    Layers that are alike meet others in the same way.
+
+    Parameters
+    ----------
+    timer : UncontendedTimer
+    begin : callable
+        Returns the clocks of the leg that begins.
+    is_kept : bool
+        Whether other legs may go the same way.
+    before : Progress, optional
+        It until its last change.
+    change : callable, optional
+        Returns that change.
+    """
+
+    timer: UncontendedTimer
+    begin: Callable[[], AnyClocks]
+    is_kept: bool = True
+    before: Progress | None = None
+    change: Callable[[], Change] | None = None
+    _after: dict[Hashable, Progress] = field(default_factory=dict)
+    _clocks: AnyClocks | None = None
+    """None where they have gone on with another leg."""
+    _ends: CompletionTimes | None = None
+    _least_s: float | None = None
+
+    def clocks(self) -> AnyClocks:
+        """Return its clocks, those of what it was before brought forward."""
+        path, at = list[Callable[[], Change]](), self
+        while at._clocks is None and at.before is not None and at.change is not None:
+            path.append(at.change)
+            at = at.before
+        clocks, at._clocks = at._clocks or at.begin(), None
+        for change in reversed(path):
+            clocks.change(*change())
+        self._clocks = clocks
+        return clocks
+
+    def go_on(self, key: Hashable, change: Callable[[], Change], edges: int) -> Progress:
+        """Return it after a change, which `key` tells from others; `edges`: how many it has."""
+        if key in self._after:
+            return self._after[key]
+        known = self.timer.keep(KnownProgress)
+        after = Progress(self.timer, self.begin, self.is_kept, self, change)
+        after.clocks()
+        self.timer.keep(Effort).spend()
+        if self.is_kept and known.edges < MOST_KEPT:
+            known.edges += edges
+            self._after[key] = after
+        else:
+            after.is_kept, after.before = False, None
+        return after
+
+    def ends(self) -> CompletionTimes:
+        """Return when it ends if no rate changes any more."""
+        if self._ends is None:
+            self._ends = self.clocks().ends()
+            edges = len(self._ends.landed_s)
+            self.timer.keep(Effort).spend(edges // EDGES_A_MILLISECOND)
+        return self._ends
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte can have left: that of `ends`, or less."""
+        if self._ends is not None:
+            return self._ends.wire_s
+        if self._least_s is None:
+            self._least_s = self.clocks().least_wire_s()
+        return self._least_s
+
+    def release(self) -> None:
+        """Give back the arrays of clocks whose leg is over."""
+        if isinstance(self._clocks, TreeClocks):
+            self._clocks.release()
+        self._clocks = None
+
+
+def _begin(
+    timer: UncontendedTimer,
+    lowered: LoweredCollective,
+    stage: Stage,
+    rates_Bps: FloatArray,
+    begin_s: FloatArray,
+) -> AnyClocks:
+    """Return clocks of a leg of a collective that begins."""
+    leg = timed_phases(lowered, stage, rates_Bps)
+    if len(leg.phases) == 1 and leg.phases[0].repeat == 1:
+        return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
+    credits, phases = lowered.credits, leg.phases
+    course = once(timer.keep(Courses), (credits, phases), partial(prepare_phases, phases, credits))
+    pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
+    loops = timer.keep(Effort).loops
+    if loops is not None and course.are_trees:
+        return TreeClocks(loops, course, begin_s, pace)
+    if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
+        return Clocks(course, begin_s, pace, loops)
+    return Clocks(course, begin_s, pace)
+
+
+def _change(
+    at_s: float, lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray, slower: float
+) -> Change:
+    leg = timed_phases(lowered, stage, rates_Bps)
+    return at_s, leg.rate_Bps, leg.latency_s * slower
 
 
 @dataclass(eq=False)
@@ -60,9 +184,8 @@ class Collective:
     landed_s: float = 0.0
     version: int = 0
     timed: bool = False  # whether the end of its leg is scheduled
-    _clocks: AnyClocks | None = None
+    _progress: Progress | None = None
     _ready: ReadyTimes | None = None
-    _ends: CompletionTimes | None = None  # of its clocks at their present rates
     _is_rerouted: bool = False
     _stage: Stage | None = None  # instead of that of `timer`
     _rates_Bps: FloatArray | None = None
@@ -92,18 +215,11 @@ class Collective:
 
     def ends(self) -> CompletionTimes:
         """Return when its leg ends if no rate changes any more."""
-        if self._clocks is None:
-            return self.legs[self.leg].ends
-        if self._ends is None:
-            self.timer.keep(Effort).spend(len(self.edges) // EDGES_A_MILLISECOND)
-            self._ends = self._clocks.ends()
-        return self._ends
+        return self.legs[self.leg].ends if self._progress is None else self._progress.ends()
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte of its leg can have left: that of `ends`, or less."""
-        if self._clocks is None or self._ends is not None:
-            return self.ends().wire_s
-        return self._clocks.least_wire_s()
+        return self.ends().wire_s if self._progress is None else self._progress.least_wire_s()
 
     def set_rates(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> bool:
         """Change rates, the whole leg `slower` times slower; return whether anything changes."""
@@ -111,42 +227,36 @@ class Collective:
         if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
             self._rates_Bps = rates_Bps  # the same array is compared at once
             return False
-        leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
-        self._ends = None
+        self._go_on(now_s, rates_Bps, slower)
         self._rates_Bps, self._is_rerouted = rates_Bps, False
         return True
 
+    def _go_on(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> None:
+        """Go on at other rates."""
+        at_s, stage = now_s - self.start_s, self.stage
+        change = partial(_change, at_s, self.lowered, stage, rates_Bps, slower)
+        key = round(at_s / INSTANT_S), digest(rates_Bps), slower, stage
+        self._progress = self._own_progress().go_on(key, change, len(rates_Bps))
+
     def reroute(self, stage: Stage) -> None:
         """Change to other links from the next `set_rates` on."""
-        self._own_clocks()
+        self._progress = self._own_progress()
         self._stage, self._is_rerouted = stage, True
 
-    def _own_clocks(self) -> AnyClocks:
-        """Return its clocks, edge by edge, which differ from those of `timer` from now on."""
-        if self._clocks is None:
-            timed, self._ends = self.legs[self.leg], None
-            begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
-            self._clocks = self._clocks_of(timed.stage, timed.rates_Bps, begin_s)
+    def _own_progress(self) -> Progress:
+        """Return its progress, which differs from that of `timer` from now on."""
+        if self._progress is not None:
+            return self._progress
+        timed = self.legs[self.leg]
+        if not self.is_last:
             self._ready = ReadyTimes(participants(self.lowered))
             for before in self.legs[: self.leg]:
                 self._ready.land(before.stage.phases[0], before.ends.landed_s)
-        return self._clocks
-
-    def _clocks_of(self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray) -> AnyClocks:
-        leg = timed_phases(self.lowered, stage, rates_Bps)
-        if len(leg.phases) == 1 and leg.phases[0].repeat == 1:
-            return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
-        credits, phases = self.lowered.credits, leg.phases
-        courses = self.timer.keep(Courses)
-        course = once(courses, (credits, phases), lambda: prepare_phases(phases, credits))
-        pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
-        loops = self.timer.keep(Effort).loops
-        if loops is not None and course.are_trees:
-            return TreeClocks(loops, course, begin_s, pace)
-        if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
-            return Clocks(course, begin_s, pace, loops)
-        return Clocks(course, begin_s, pace)
+        begin_s = np.zeros(len(timed.edges)) if timed.begin_s is None else timed.begin_s
+        rates = timed.stage, timed.rates_Bps, begin_s
+        begin = partial(_begin, self.timer, self.lowered, *rates)
+        known = self.timer.keep(KnownProgress).begun
+        return once(known, (self.lowered, self.leg), lambda: Progress(self.timer, begin))
 
     def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:
         """Begin the next leg, rank by rank, at its rates without other traffic.
@@ -156,7 +266,7 @@ class Collective:
         ends, ended = self.ends(), self.stage
         self.landed_s = max(self.landed_s, ends.last_s)
         self.leg += 1
-        if self._clocks is None:
+        if self._progress is None:
             return
         assert self._ready is not None
         assert stage is not None
@@ -164,13 +274,14 @@ class Collective:
         self._ready.land(ended.phases[0], ends.landed_s)
         self.release()
         begin_s = self._ready.begin_s(stage.phases[0])
-        self._clocks, self._ends = self._clocks_of(stage, rates_Bps, begin_s), None
+        begin = partial(_begin, self.timer, self.lowered, stage, rates_Bps, begin_s)
+        self._progress = Progress(self.timer, begin, is_kept=False)
         self._stage, self._rates_Bps = stage, rates_Bps
 
     def release(self) -> None:
         """Give back the arrays of clocks whose leg is over."""
-        if isinstance(self._clocks, TreeClocks):
-            self._clocks.release()
+        if self._progress is not None:
+            self._progress.release()
 
     def alone_s(self) -> float:
         """Time for which the present leg is on the wire without other traffic; seconds."""
@@ -180,19 +291,18 @@ class Collective:
     @property
     def is_disturbed(self) -> bool:
         """Whether its times differ from those of `timer`."""
-        return self._clocks is not None
+        return self._progress is not None
 
     def unsent(self) -> FloatArray:
         """Share of its leg that each edge has not certainly sent yet; shape (edges,)."""
-        return self._clocks.left() if self._clocks else np.ones(len(self.stage.edges))
+        progress = self._progress
+        return progress.clocks().left() if progress else np.ones(len(self.stage.edges))
 
     def recount(self, now_s: float, counters: LinkCounters, stages: tuple[Stage, ...]) -> None:
         """Move unsent bytes from the links that were to carry them to those that will."""
         before = (self.stage, *(leg.stage for leg in self.legs[self.leg + 1 :]))
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
-            leg = timed_phases(self.lowered, self.stage, self.rates_Bps)
-            self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
-            self._ends = None
+            self._go_on(now_s, self.rates_Bps)
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
             move_counts(counters, old.edges, new.edges, nbytes, self.lowered.wire_factor * old.load)

@@ -1,14 +1,17 @@
-"""Jobs that repeat themselves meet again: their shares are solved once."""
+"""Jobs that repeat themselves meet again: their shares are solved once, and what follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.flow import transfers
 from perfmodel.simulate.flow.alike_collectives import SharesMet
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
@@ -53,3 +56,29 @@ def test_shares_are_solved_once_for_all_steps_and_simulations(
     with monkeypatch.context() as patch:
         patch.setattr(SharesMet, "of", lambda _, solve, *jobs: solve(*jobs))
         assert solved(12, UncontendedTimer(machine))[1] == ends_s
+
+
+def test_legs_that_meet_alike_are_followed_once(
+    switched_topology: Callable[..., Topology], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step collectives of two streams meet as in the step before; another job at any time."""
+    machine = Machine(switched_topology([1e9] * 4, [1e-6] * 4), load_library("plain"))
+    whole, theirs = plan("mine", 4_000_000, 0.011), plan("theirs", 3_000_000, 0.017)
+    gather = Collective("all_gather", 20_000_000, "dp", "beside")
+    beside = Task("beside", "communication", "all", "other", gather, (0,))
+    work = replace(whole.tasks[0], after_previous=(2, 3))
+    streams, tasks = (*STREAMS, Stream("other", "comm")), (work, *whole.tasks[1:], beside)
+    whole = replace(whole, streams=streams, tasks=tasks)
+
+    def followed(steps: int, *others: StepPlan) -> tuple[int, tuple[float, ...]]:
+        timer = UncontendedTimer(machine)
+        run = simulate(whole, machine, steps=steps, timer=timer, background_jobs=others)
+        return timer.keep(Effort).spent, run.step_ends_s
+
+    few, many, crowded = followed(10), followed(40), followed(40, theirs)
+    assert 0 < many[0] < 1.5 * few[0]
+    monkeypatch.setattr(transfers, "MOST_KEPT", 0)
+    each = followed(40)
+    assert each[0] > 5 * many[0]
+    assert many[1] == pytest.approx(each[1], rel=1e-12)
+    assert crowded[1] == pytest.approx(followed(40, theirs)[1], rel=1e-11)
