@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+
+T = TypeVar("T")
 
 
 def step(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
@@ -265,7 +267,7 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
     Parameters
     ----------
     pointers : ndarray of int, shape (flows + 1,)
-    link : ndarray of int, shape (hops,)
+    link : ndarray of int32, shape (hops,)
         Flow f crosses the links ``link[pointers[f]:pointers[f + 1]]``.
     spare_Bps : ndarray of float, shape (links,)
         Capacities, all finite; what is left of them afterwards.
@@ -390,16 +392,27 @@ def _dispatchers() -> Loops | None:
     for its cache, beside these files or in the user's own.
     """
     try:
-        from numba import njit  # takes half a second to import
-
-        # It divides by zero as NumPy does. Of numbers that are never nan, the larger is one
-        # instruction; nothing else of fastmath, so that results stay the same bits.
-        compile_as: Any = njit(cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
-        return Loops(*map(compile_as, (step, send_over_trees, least_tree_end, fill)))
+        return Loops(*map(_compiled, (step, send_over_trees, least_tree_end, fill)))
     except (ImportError, RuntimeError):
         return None
+
+
+@cache
+def _compiled(loop: Callable[..., T]) -> Callable[..., T]:
+    from numba import njit  # takes half a second to import
+
+    # It divides by zero as NumPy does. Of numbers that are never nan, the larger is one
+    # instruction; nothing else of fastmath, so that results stay the same bits.
+    compile_as: Any = njit(cache=True, error_model="numpy", fastmath={"nnan", "nsz"})
+    found: Callable[..., T] = compile_as(loop)
+    return found
 
 
 def loaded() -> Loops | None:
     """Return the compiled functions if `load` was called, and they could be compiled."""
     return load() if load.cache_info().currsize else None
+
+
+def compiled(loop: Callable[..., T]) -> Callable[..., T] | None:
+    """Return another loop compiled, where the compiled functions are `loaded`."""
+    return None if loaded() is None else _compiled(loop)

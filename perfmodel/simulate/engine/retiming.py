@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
@@ -30,6 +32,9 @@ from perfmodel.simulate.engine.task_graph import (
 )
 from perfmodel.simulate.network import CollectiveCall
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+
+LEFT_OUT, OTHER, COMPUTE, COLLECTIVE = range(4)
+"""Kinds of nodes: not timed, of other streams, work that collectives may slow down, collectives."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +99,9 @@ class Retimed:
 
     step_ends_s: FloatArray
     are_in_order: NDArray[np.bool_]
-    _intervals: Sequence[Sequence[tuple[float, float, CollectiveCall]]]
+    _calls: Sequence[CollectiveCall]
+    _times_s: Sequence[tuple[FloatArray, FloatArray]]
+    """When each call begins and ends, by change."""
 
     def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
         """Return the pairs of collectives that are in progress at the same time.
@@ -102,7 +109,9 @@ class Retimed:
         `change`: number of the durations.
         """
         pairs, active = set[frozenset[CollectiveCall]](), list[tuple[float, CollectiveCall]]()
-        for start_s, end_s, call in sorted(self._intervals[change], key=itemgetter(0, 1)):
+        begins_s, ends_s = (times_s.tolist() for times_s in self._times_s[change])
+        rows = zip(begins_s, ends_s, self._calls, strict=True)
+        for start_s, end_s, call in sorted(rows, key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
             active.append((end_s, call))
@@ -121,32 +130,13 @@ class RunOrder:
     run: Run
 
     @cached_property
-    def _nodes(self) -> list[_Node]:
-        return _nodes(self.plan, self.run)
+    def _nodes(self) -> _Nodes:
+        return _columns_of(_nodes(self.plan, self.run))
 
-    @cached_property
-    def _waits(self) -> list[tuple[int, ...]]:
-        """Numbers of the nodes that each node waits for, but for those that others wait for."""
-        number_of = {place: at for at, node in enumerate(self._nodes) for place in node.places}
-        waits = list[tuple[int, ...]]()
-        for node in self._nodes:
-            before = {number_of[place] for place in node.waits}
-            waits.append(tuple(before.difference(*[waits[number] for number in before])))
-        return waits
-
-    @cached_property
-    def _rows(self) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-        """First task of each node, and how long it took, 0 for work, and what work is scaled by."""
-        rows = [
-            (n.first, n.ended_s - n.began_s, 0.0) if n.call else (n.first, 0.0, n.stretch)
-            for n in self._nodes
-        ]
-        first, took_s, stretch = np.array(rows, float).reshape(-1, 3).T
-        return first.astype(np.int64), took_s, stretch
-
-    def collectives(self) -> list[tuple[int, float]]:
+    def collectives(self) -> tuple[IntArray, FloatArray]:
         """Return the first task of each collective that ran, and how long it took; seconds."""
-        return [(n.first, n.ended_s - n.began_s) for n in self._nodes if n.call is not None]
+        own, ran = self._nodes, self._nodes.kinds == COLLECTIVE
+        return own.first[ran], own.took_s[ran]
 
     def alone_at_last(self, alone_s: FloatArray) -> FloatArray:
         """Return factors of a first step whose collectives meet none of those of later steps.
@@ -154,50 +144,78 @@ class RunOrder:
         Those in progress when the first of these began take as long as alone, the others what they
         took. `alone_s`: of each task; seconds, shape (tasks,).
         """
-        calls = [node for node in self._nodes if node.call is not None]
-        from_s = min((node.began_s for node in calls if node.step), default=np.inf)
-        factors = np.ones(len(alone_s))
-        for node in calls:
-            if not node.step and node.ended_s > max(from_s, node.began_s):
-                factors[node.first] = alone_s[node.first] / (node.ended_s - node.began_s)
+        own, factors = self._nodes, np.ones(len(alone_s))
+        began_s, ran = own.columns.began_s, own.kinds == COLLECTIVE
+        from_s = began_s[ran & (own.steps > 0)].min(initial=np.inf)
+        late = ran & (own.steps == 0) & (own.columns.ended_s > np.maximum(from_s, began_s))
+        factors[own.first[late]] = alone_s[own.first[late]] / own.took_s[late]
         return factors
 
     def retime(self, changes: Sequence[Durations], steps: int | None = None) -> Retimed:
         """Return what the run takes with other durations; of its first `steps` only, if given."""
-        steps = len(self.run.step_ends_s) if steps is None else steps
-        retimed = [self._retime(each, steps) for each in changes]
-        steps_s, in_order, intervals = zip(*retimed, strict=True)
-        return Retimed(np.array(steps_s).T, np.array(in_order), intervals)
-
-    def _retime(
-        self, durations: Durations, steps: int
-    ) -> tuple[list[float], bool, list[tuple[float, float, CollectiveCall]]]:
-        first, took_s, stretch = self._rows
-        own_s = took_s * durations.factors[first] + durations.work_s[first] * stretch
-        overlaps, ends_s = _Overlaps(durations.slowdown), list[float]()
-        step_ends_s = [0.0] * steps
-        intervals = list[tuple[float, float, CollectiveCall]]()
-        for node, waits, node_s in zip(self._nodes, self._waits, own_s.tolist(), strict=True):
-            if node.step >= steps:
-                ends_s.append(0.0)  # for which no earlier step waits
-                continue
-            if len(waits) == 1:
-                start_s = ends_s[waits[0]]
-            else:
-                start_s = max([ends_s[number] for number in waits], default=0.0)
-            end_s = start_s + node_s
-            if node.call is not None:
-                intervals.append((start_s, end_s, node.call))
-                overlaps.add(node, start_s, end_s)
-            elif node.kind == "compute":
-                end_s = overlaps.slow(node, start_s, end_s)
-            ends_s.append(end_s)
-            if end_s > step_ends_s[node.step] and node.kind != "host":
-                step_ends_s[node.step] = end_s
-        return step_ends_s, overlaps.are_in_order, intervals
+        own, steps = self._nodes, len(self.run.step_ends_s) if steps is None else steps
+        kinds = np.where(own.steps < steps, own.kinds, LEFT_OUT)
+        ran, counts = kinds == COLLECTIVE, (kinds != LEFT_OUT) & ~own.on_host
+        step_ends_s, in_order = np.zeros((steps, len(changes))), np.zeros(len(changes), np.bool_)
+        times_s = list[tuple[FloatArray, FloatArray]]()
+        for at, change in enumerate(changes):
+            own_s = own.took_s * change.factors[own.first]
+            own_s = np.where(own.kinds == COLLECTIVE, own_s, change.work_s[own.first] * own.stretch)
+            begins_s, ends_s, in_order[at] = own.columns.times_s(own_s, kinds, change.slowdown)
+            np.maximum.at(step_ends_s[:, at], own.steps[counts], ends_s[counts])
+            times_s.append((begins_s[ran], ends_s[ran]))
+        calls = [call for call, is_timed in zip(own.calls, ran, strict=True) if is_timed and call]
+        return Retimed(step_ends_s, in_order, calls, times_s)
 
 
 # ---------------------------------------------------------------- who waits for whom
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Nodes of a run, causes before effects. Arrays have shape (nodes,).
+
+    `columns`: what they wait for, and when. `calls`: None of work.
+    `first`, `steps`, `stretch`: see `_Node`. `kinds`: as numbered above. `on_host`: streams of it.
+    `took_s`: in the run.
+    """
+
+    columns: _NodeColumns
+    calls: Sequence[CollectiveCall | None]
+    first: IntArray
+    steps: IntArray
+    kinds: IntArray
+    on_host: NDArray[np.bool_]
+    stretch: FloatArray
+
+    @property
+    def took_s(self) -> FloatArray:
+        return self.columns.ended_s - self.columns.began_s
+
+
+def _columns_of(nodes: Sequence[_Node]) -> _Nodes:
+    """Return nodes in arrays, which wait for all but those that others wait for."""
+    number_of = {place: at for at, node in enumerate(nodes) for place in node.places}
+    names, waits = dict[str, int](), list[tuple[int, ...]]()
+    for node in nodes:
+        before = {number_of[place] for place in node.waits}
+        waits.append(tuple(before.difference(*[waits[number] for number in before])))
+    classes = [[names.setdefault(name, len(names)) for name in node.classes] for node in nodes]
+    kinds = [
+        COLLECTIVE if node.call else COMPUTE if node.kind == "compute" else OTHER for node in nodes
+    ]
+    numbers = [(n.began_s, n.ended_s, n.stretch, n.first, n.step, n.kind == "host") for n in nodes]
+    began_s, ended_s, stretch, *counts = np.array(numbers, float).reshape(-1, 6).T.copy()
+    first, steps, on_host = (column.astype(np.int64) for column in counts)
+    columns = _NodeColumns(*_flat(waits), *_flat(classes), began_s, ended_s)
+    calls = [node.call for node in nodes]
+    return _Nodes(columns, calls, first, steps, np.array(kinds), on_host > 0, stretch)
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Return where each of some rows begins, and all of them in a row."""
+    pointers = np.cumsum([0, *map(len, rows)])
+    return pointers, np.fromiter(chain.from_iterable(rows), np.int64, pointers[-1])
 
 
 class _Node(NamedTuple):
@@ -294,42 +312,99 @@ def _members(
     return {at: tuple(members) for members in same.values() for at in members}
 
 
-# ---------------------------------------------------------------- slowdown
+# ---------------------------------------------------------------- times of nodes
 
 
-@dataclass
-class _Overlaps:
-    """Collectives that may slow compute of their classes down."""
+@dataclass(frozen=True, slots=True)
+class _NodeColumns:
+    """Nodes, each behind what it waits for.
 
-    slowdown: float
+    A node waits for ``waits[waits_from[n]:waits_from[n + 1]]`` and is of the classes
+    ``classes[classes_from[n]:classes_from[n + 1]]``; it was in progress from `began_s` to `ended_s`
+    in the run.
+    """
 
-    def __post_init__(self) -> None:
-        self.are_in_order = True
-        self._of_class = defaultdict[str, list[tuple[float, float, float]]](list)
-        """When each collective ended in the run, and when it starts and ends now; seconds."""
-        self._timed_s = defaultdict[str, float](float)
+    waits_from: IntArray
+    waits: IntArray
+    classes_from: IntArray
+    classes: IntArray
+    began_s: FloatArray
+    ended_s: FloatArray
 
-    def add(self, node: _Node, start_s: float, end_s: float) -> None:
-        """Note a collective: in order if it is the last to start, and after work that is timed."""
-        for name in node.classes if self.slowdown > 1.0 else ():
-            timed_s = self._timed_s[name]
-            self.are_in_order &= start_s >= timed_s or end_s <= start_s
-            self._timed_s[name] = max(timed_s, start_s)
-            self._of_class[name].append((node.ended_s, start_s, end_s))
+    def times_s(
+        self, own_s: FloatArray, kinds: IntArray, slowdown: float
+    ) -> tuple[FloatArray, FloatArray, bool]:
+        """Return when nodes begin and end that take `own_s`, and whether they are in order.
 
-    def slow(self, node: _Node, start_s: float, end_s: float) -> float:
-        """Delay work, which ends at `end_s` by itself, by the collectives in progress meanwhile."""
-        (name,), until_s = node.classes, start_s
-        intervals = self._of_class[name]
-        if intervals:
-            intervals[:] = [
-                each for each in intervals if each[0] > node.began_s or each[2] > start_s
-            ]
-        for _, from_s, to_s in intervals:
-            if from_s < end_s:  # others begin after the work
-                begin_s = max(from_s, until_s)  # each its own part, as in delay_work
-                most_s = (to_s - begin_s) * (1.0 - 1.0 / self.slowdown)
-                end_s += max(0.0, min((end_s - begin_s) * (self.slowdown - 1.0), most_s))
-                until_s = max(until_s, to_s)
-        self._timed_s[name] = max(self._timed_s[name], end_s)
-        return end_s
+        They are where work was slowed by all collectives in progress meanwhile: each is the last to
+        start of its classes, and after work that is timed.
+        """
+        of_class = np.bincount(self.classes, minlength=1)
+        values: list[Any] = [getattr(self, name) for name in self.__slots__]
+        values += [own_s, kinds, np.cumsum(of_class) - of_class, np.zeros(len(of_class), np.int64)]
+        values += [np.zeros((4, len(self.classes))), np.zeros((2, len(own_s)))]
+        loop = compiled_loops.compiled(time_nodes)
+        if loop is None:
+            loop, values = time_nodes, [each.tolist() for each in values]
+        in_order = loop(slowdown, *values)
+        begins_s, ends_s = np.asarray(values[-1])
+        return begins_s, ends_s, in_order
+
+
+def time_nodes(  # noqa: C901  (numba caches a function without those that it calls)
+    slowdown: float,
+    waits_from: Sequence[int],
+    waits: Sequence[int],
+    classes_from: Sequence[int],
+    classes: Sequence[int],
+    began_s: Sequence[float],
+    ended_s: Sequence[float],
+    own_s: Sequence[float],
+    kinds: Sequence[int],
+    rooms: Sequence[int],
+    used: Any,
+    room: Any,
+    times_s: Any,
+) -> bool:
+    """Work out in place when nodes begin and end, in `times_s`; see `_NodeColumns.times_s`.
+
+    The collectives that may slow the work of a class down are `used` of it in `room`, from `rooms`
+    on: when each ended in the run, and when it begins and ends now. The last row, by class, is the
+    time until which work is timed.
+    """
+    was_s, from_s, to_s, timed_s = room[0], room[1], room[2], room[3]
+    in_order, begins_s, ends_s = True, times_s[0], times_s[1]
+    for node in range(len(own_s)):
+        if kinds[node] == 0:
+            continue
+        start_s = 0.0
+        for at in range(waits_from[node], waits_from[node + 1]):
+            start_s = max(start_s, ends_s[waits[at]])
+        end_s = start_s + own_s[node]
+        if kinds[node] == 3 and slowdown > 1.0:
+            for at in range(classes_from[node], classes_from[node + 1]):
+                name = classes[at]
+                if start_s < timed_s[name] and end_s > start_s:
+                    in_order = False
+                timed_s[name] = max(timed_s[name], start_s)
+                place = rooms[name] + used[name]
+                was_s[place], from_s[place], to_s[place] = ended_s[node], start_s, end_s
+                used[name] += 1
+        elif kinds[node] == 2:
+            name = classes[classes_from[node]]
+            kept = begin = rooms[name]
+            until_s = start_s
+            for place in range(begin, begin + used[name]):
+                if was_s[place] <= began_s[node] and to_s[place] <= start_s:
+                    continue
+                was_s[kept], from_s[kept], to_s[kept] = was_s[place], from_s[place], to_s[place]
+                if from_s[kept] < end_s:  # others begin after the work
+                    since_s = max(from_s[kept], until_s)  # each its own part, as in delay_work
+                    most_s = (to_s[kept] - since_s) * (1.0 - 1.0 / slowdown)
+                    end_s += max(0.0, min((end_s - since_s) * (slowdown - 1.0), most_s))
+                    until_s = max(until_s, to_s[kept])
+                kept += 1
+            used[name] = kept - begin
+            timed_s[name] = max(timed_s[name], end_s)
+        begins_s[node], ends_s[node] = start_s, end_s
+    return in_order

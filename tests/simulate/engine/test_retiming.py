@@ -77,6 +77,21 @@ def test_other_works_links_and_slowdowns_at_once(
     assert found.are_in_order[:2].all() or slowdown > 1
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_compiled_loops_give_the_same_bits(seed: int) -> None:
+    pytest.importorskip("numba")
+    from tests.collectives.timing.test_compiled_loops import both
+
+    plan = random_plan(seed, 12, 1 + seed % 2, simple=True)
+    run = simulate(plan, random_machine(seed, RANKS, mesh=True), overlap_slowdown=1.4)
+    works = works_s(plan)
+    changes = [Durations(works * by, np.ones(len(works)), 1.4) for by in (1.0, 0.3)]
+    plain, compiled = both(lambda: RunOrder(plan, run).retime(changes))
+    assert np.array_equal(plain.step_ends_s, compiled.step_ends_s)
+    assert np.array_equal(plain.are_in_order, compiled.are_in_order)
+    assert plain.overlaps(1) == compiled.overlaps(1)
+
+
 def test_collectives_that_would_meet_are_named() -> None:
     """Of two streams, with work between them that keeps them apart until it gets shorter."""
     calls = [Collective("all_reduce", nbytes, "all", str(nbytes)) for nbytes in (10**6, 10**5)]

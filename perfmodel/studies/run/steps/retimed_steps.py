@@ -76,9 +76,8 @@ class RetimedSteps:
         by_messages = setup.fidelity in BY_SENDS or uses_sockets(setup.machine, setup.fidelity)
         if varies or by_messages or not can_be_retimed(plan):
             return np.inf
-        took_s = self._order.collectives()
-        delayed_s = sum(abs(each_s - self._alone_s[at]) for at, each_s in took_s)
-        whole_s = sum(each_s for _, each_s in took_s)
+        first, took_s = self._order.collectives()
+        delayed_s, whole_s = np.abs(took_s - self._alone_s[first]).sum(), took_s.sum()
         return float(delayed_s / whole_s) if whole_s else 0.0
 
     @property
