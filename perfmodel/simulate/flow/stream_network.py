@@ -10,7 +10,6 @@ Background traffic in progress at fidelity "flow": streams that begin together a
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -42,13 +41,15 @@ from perfmodel.simulate.network import (
     schedule_last,
     stream_edges,
 )
-from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.sharing.max_min import LinkSharing
 
 INSTANT_TOLERANCE = 1e-12
 """Streams whose ends are this close, relative to their time, end together: sums of like rates
 differ in the last bits."""
 MORE_ROWS = 64
 """Streams for which there is room at least when the table of streams grows; it doubles."""
+NO_ARC, NO_LIMIT_BPS = -1, 1e300
+"""What stands for a link in short routes, and its bandwidth, more than any other and finite."""
 ROW = np.dtype(
     [("left", "f8"), ("sent", "f8"), ("rate_Bps", "f8"), ("cap_Bps", "f8"), ("active", "?")],
     align=True,
@@ -69,14 +70,18 @@ class StreamNetwork(Network):
     solved: int = field(default=0, init=False)
     """How often rates were solved."""
     _rows: NDArray[Any] = field(default_factory=lambda: np.zeros(0, ROW), init=False)
-    _arcs: IntArray = field(default_factory=lambda: np.zeros((0, 1), np.int64), init=False)
-    """Of each row, filled up with -1."""
+    _links: dict[int, int] = field(default_factory=lambda: {NO_ARC: 0}, init=False)
+    """Numbers of the links that streams have crossed."""
+    _crossed: NDArray[np.int32] = field(
+        default_factory=lambda: np.zeros((0, 1), np.int32), init=False
+    )
+    """Numbers of the links of each row, filled up with 0."""
     _ends: dict[int, tuple[simpy.Event, tuple[int, ...]]] = field(default_factory=dict, init=False)
     """Of each row, with its route."""
     _carried: dict[tuple[int, ...], float] = field(default_factory=dict, init=False)
     """Bytes of streams over each route that are not yet among those of the links."""
     _order: list[tuple[float, int]] = field(default_factory=list, init=False)
-    """A heap of when streams end at the present rates, with their rows."""
+    """When streams end at the present rates, with their rows; the first is the last here."""
     _free: list[int] = field(default_factory=list, init=False)
     """Rows whose streams have ended; the last is used first."""
     _since_s: float = field(default=0.0, init=False)
@@ -92,7 +97,7 @@ class StreamNetwork(Network):
         if row == len(self._rows):
             more = max(row, MORE_ROWS)
             self._rows = np.concatenate([self._rows, np.zeros(more, ROW)])
-            self._arcs = np.pad(self._arcs, ((0, more), (0, 0)), constant_values=-1)
+            self._crossed = np.pad(self._crossed, ((0, more), (0, 0)))
         self._rows[row] = nbytes, 0.0, 0.0, cap_Bps, True
         self._set_route(row, route)
         self._ends[row] = ended, route
@@ -131,11 +136,12 @@ class StreamNetwork(Network):
         return np.flatnonzero(self._rows["active"])
 
     def _set_route(self, row: int, route: tuple[int, ...]) -> None:
-        more = len(route) - self._arcs.shape[1]
+        more = len(route) - self._crossed.shape[1]
         if more > 0:
-            self._arcs = np.pad(self._arcs, ((0, 0), (0, more)), constant_values=-1)
-        self._arcs[row] = -1
-        self._arcs[row, : len(route)] = route
+            self._crossed = np.pad(self._crossed, ((0, 0), (0, more)))
+        self._crossed[row] = 0
+        own = [self._links.setdefault(arc, len(self._links)) for arc in route]
+        self._crossed[row, : len(own)] = own
 
     def _count(self) -> None:
         """Count what streams have sent since they were counted last."""
@@ -183,39 +189,42 @@ class StreamNetwork(Network):
         self.timer.keep(Effort).spend()
         rows = self._active
         if len(rows):
-            arcs, caps_Bps = self._arcs[rows], self._rows["cap_Bps"][rows]
-            on_link = arcs >= 0
-            pointers = np.concatenate([[0], np.cumsum(on_link.sum(axis=1))])
-            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            rates_Bps = (
-                np.minimum(caps_Bps, capacity_Bps[arcs[on_link]].min(initial=np.inf))
-                if len(rows) == 1
-                else max_min_rates(capacity_Bps, pointers, arcs[on_link], caps_Bps)
-            )
+            rates_Bps = self._rates_Bps(self._crossed[rows], self._rows["cap_Bps"][rows])
             self._rows["rate_Bps"][rows] = rates_Bps
             if self.changes_left == 0 and not rates_Bps.any():
                 raise SimulationError(f"{len(rows)} messages stall for ever on links without rate")
         left, rate_Bps = self._rows["left"], self._rows["rate_Bps"]
         rows = np.flatnonzero((rate_Bps > 0) & (left < np.inf))
         ends_s = self.env.now + left[rows] / rate_Bps[rows]
-        self._order = list(zip(ends_s.tolist(), rows.tolist(), strict=True))
-        heapq.heapify(self._order)
+        late = np.argsort(-ends_s)
+        self._order = list(zip(ends_s[late].tolist(), rows[late].tolist(), strict=True))
         self._schedule_next_end()
+
+    def _rates_Bps(self, crossed: NDArray[np.int32], caps_Bps: FloatArray) -> FloatArray:
+        """Rates of some streams that cross links of these numbers; shape (streams,)."""
+        arcs = np.fromiter(self._links, np.int64, len(self._links))
+        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps[arcs]
+        capacity_Bps[0] = NO_LIMIT_BPS
+        if len(crossed) == 1:
+            return np.asarray(np.minimum(caps_Bps, capacity_Bps[crossed[0]].min()))
+        pointers = np.arange(0, crossed.size + 1, crossed.shape[1])
+        sharing = LinkSharing(np.arange(len(arcs)), pointers, crossed.ravel())
+        return sharing.rates(capacity_Bps, caps_Bps)
 
     def _schedule_next_end(self) -> None:
         """Schedule the streams that end first at the present rates."""
         self._version += 1
         if self._order:
-            first_s = self._order[0][0] - self.env.now
-            schedule_last(self.env, partial(self._end, self._version), max(0.0, first_s))
+            wait_s = max(0.0, self._order[-1][0] - self.env.now)
+            schedule_last(self.env, partial(self._end, self._version), wait_s)
 
     def _end(self, version: int, _: simpy.Event) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""
         if version != self._version:
             return
-        together, last_s = list[int](), self._order[0][0] * (1 + INSTANT_TOLERANCE)
-        while self._order and self._order[0][0] <= last_s:
-            together.append(heapq.heappop(self._order)[1])
+        together, last_s = list[int](), self._order[-1][0] * (1 + INSTANT_TOLERANCE)
+        while self._order and self._order[-1][0] <= last_s:
+            together.append(self._order.pop()[1])
         together.sort()
         for row in together:
             ended, route = self._ends.pop(row)
