@@ -78,6 +78,9 @@ def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
 
 T = TypeVar("T")
 
+MOST_COUNTED_LINKS = 1 << 18
+"""Links of collectives whose bytes are kept; 24 bytes each."""
+
 
 @dataclass
 class UncorrectedCollectives:
@@ -92,6 +95,7 @@ class UncorrectedCollectives:
     machine: Machine
     kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
+    _counted_links: int = 0
     _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
 
@@ -115,11 +119,15 @@ class UncorrectedCollectives:
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
         """Return the bytes of a collective on the links that it uses."""
-        if lowered not in self._link_bytes:
-            wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
-            links = np.flatnonzero(wire_bytes)
-            self._link_bytes[lowered] = LinkBytes(links, wire_bytes[links], payload_bytes[links])
-        return self._link_bytes[lowered]
+        if lowered in self._link_bytes:
+            return self._link_bytes[lowered]
+        wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
+        links = np.flatnonzero(wire_bytes)
+        found = LinkBytes(links, wire_bytes[links], payload_bytes[links])
+        self._counted_links += len(links)
+        if self._counted_links <= MOST_COUNTED_LINKS:
+            self._link_bytes[lowered] = found
+        return found
 
     def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
         """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""

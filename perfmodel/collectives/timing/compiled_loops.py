@@ -370,7 +370,7 @@ class Effort:
 
 
 class Loops(NamedTuple):
-    """The compiled functions; arguments are contiguous arrays of int64 and float64."""
+    """The compiled functions, on contiguous arrays of int64, float64, and int32 of links."""
 
     step: Callable[..., int]
     send_over_trees: Callable[..., float]

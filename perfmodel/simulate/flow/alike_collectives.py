@@ -36,7 +36,7 @@ Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 """Rate of each stream; for each collective the rate of each edge, and by how much it is slower."""
 Solve = Callable[[Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares]
 
-MOST_KEPT = 1 << 23
+MOST_KEPT = 1 << 22
 """Rates, or arrays of rates, that are kept of jobs that met before; 8 bytes each."""
 
 
@@ -52,6 +52,8 @@ class SharesMet:
     _kept: int = 0
     _shares: dict[Hashable, Shares] = field(default_factory=dict)
     _numbers: dict[LoweredCollective, int] = field(default_factory=dict)
+    _rates: dict[bytes, FloatArray] = field(default_factory=dict)
+    """Rates that are alike once: of jobs that others do not slow, and of layers that are alike."""
 
     def of(
         self,
@@ -76,11 +78,18 @@ class SharesMet:
         if shares is None:
             shares = solve(machine, timer, flows, ordered)
             self.solved += 1
-            self._kept += len(shares[0]) + sum(len(rates_Bps) for rates_Bps, _ in shares[1])
             if self._kept <= MOST_KEPT:
+                shares = shares[0], [(self._once(rates), slower) for rates, slower in shares[1]]
+                self._kept += len(shares[0])
                 self._shares[machine, jobs, routes] = shares
         own = dict(zip(ordered, shares[1], strict=True))
         return shares[0], [own[job] for job in collectives]
+
+    def _once(self, rates_Bps: FloatArray) -> FloatArray:
+        before = len(self._rates)
+        kept = once(self._rates, digest(rates_Bps), rates_Bps.copy)  # no part of a larger array
+        self._kept += len(rates_Bps) if len(self._rates) > before else 1
+        return kept
 
     def _order(self, job: Collective) -> tuple[int, int, float]:
         number = self._numbers.setdefault(job.lowered, len(self._numbers))

@@ -6,7 +6,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
 from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
+from perfmodel.memo import once
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
 AVERAGING_ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
-MOST_HOPS = 1 << 22
-"""Links of edges that are kept of jobs that met before, 16 bytes each."""
+MOST_HOPS = 1 << 20
+"""Links of edges that are kept of jobs that met before, some 6 bytes each."""
 MANY_LINKS = 1 << 17
 """Links of two jobs from which on marks are quicker than sets, and smaller."""
 NO_SLACK = 1e-9
@@ -42,9 +43,9 @@ class LinkSet:
     """Whether sets that it was compared with have links in common with it."""
 
     @cached_property
-    def links(self) -> frozenset[int]:
-        """Each link once."""
-        return frozenset(distinct(self.arcs).tolist())
+    def links(self) -> NDArray[np.int32]:
+        """Each link once, ascending."""
+        return distinct(self.arcs).astype(np.int32)
 
     @cached_property
     def mark(self) -> int:
@@ -65,7 +66,9 @@ class LinkSet:
     def isdisjoint(self, other: LinkSet) -> bool:
         """Whether two jobs have no link in common."""
         if len(self.arcs) + len(other.arcs) < MANY_LINKS:
-            return self.links.isdisjoint(other.links)
+            few, many = sorted((self.links, other.links), key=len)
+            places = np.searchsorted(many, few)
+            return not (many.take(places, mode="clip") == few).any() if len(few) else True
         marks = np.zeros(
             1 + max(int(self.arcs.max(initial=0)), int(other.arcs.max(initial=0))), np.bool_
         )
@@ -202,21 +205,19 @@ def rates_in_turns(
 
 @dataclass(frozen=True, slots=True)
 class JobsOnLinks:
-    """All edges of some jobs on their links.
+    """Edges of some jobs on links that they share.
 
     Parameters
     ----------
-    edges : LinkSharing
-        Of all jobs.
     met : ndarray of int
         Edges on links of several jobs, and those connected to them through other links: what
         another job's edges are limited to changes the rates of these alone.
-    met_edges : LinkSharing
+    edges : LinkSharing
+        These edges.
     """
 
-    edges: LinkSharing
     met: IntArray
-    met_edges: LinkSharing
+    edges: LinkSharing
 
     @classmethod
     def of(cls, parts: Sequence[Edges]) -> JobsOnLinks:
@@ -226,11 +227,8 @@ class JobsOnLinks:
         met = np.flatnonzero(_meeting_edges(parts, links, lengths))
         pointers = np.concatenate([[0], np.cumsum(lengths)])
         met_links = links[ranges(pointers[met], lengths[met])]
-        return cls(
-            LinkSharing.of(pointers, links),
-            met,
-            LinkSharing.of(np.concatenate([[0], np.cumsum(lengths[met])]), met_links),
-        )
+        met_pointers = np.concatenate([[0], np.cumsum(lengths[met])])
+        return cls(met.astype(np.int32), LinkSharing.of(met_pointers, met_links))
 
 
 def _meeting_edges(parts: Sequence[Edges], links: IntArray, lengths: IntArray) -> NDArray[np.bool_]:
@@ -273,7 +271,7 @@ class _Solutions:
         last = self._last.get(name)
         if last is None or not np.array_equal(last[0], limits):
             rates = self.alone.copy()
-            rates[jobs.met] = jobs.met_edges.rates(self.capacity_Bps, limits)
+            rates[jobs.met] = jobs.edges.rates(self.capacity_Bps, limits)
             last = self._last[name] = limits, [rates[place] for place in self.places]
         return last[1]
 
@@ -284,6 +282,7 @@ class LinkSharings:
 
     _hops: int = 0
     _kept: dict[tuple[Edges, ...], JobsOnLinks] = field(default_factory=dict)
+    _alone: dict[Stage, FloatArray] = field(default_factory=dict)
 
     def of(self, parts: tuple[Edges, ...]) -> JobsOnLinks:
         """Return all edges of some jobs on their links."""
@@ -294,6 +293,12 @@ class LinkSharings:
         if self._hops <= MOST_HOPS:
             self._kept[parts] = jobs
         return jobs
+
+    def alone(self, capacity_Bps: FloatArray, stage: Stage) -> FloatArray:
+        """Max-min fair rates of the edges of a job that meets no other; shape (edges,)."""
+        edges, caps_Bps = stage.edges, stage.cap_Bps
+        share = partial(max_min_rates, capacity_Bps, edges.pointers, edges.arcs, caps_Bps)
+        return once(self._alone, stage, share)
 
 
 def shared_rates(
@@ -308,11 +313,13 @@ def shared_rates(
 
     `sharings`: where edges are kept that meet again on the same links.
     """
-    jobs = (sharings or LinkSharings()).of(tuple(share.stage.edges for share in shares))
+    sharings = sharings or LinkSharings()
+    jobs = sharings.of(tuple(share.stage.edges for share in shares))
     caps = [share.stage.cap_Bps for share in shares]
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     places = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    alone = jobs.edges.rates(capacity_Bps, np.concatenate(caps))
+    alone = np.concatenate([sharings.alone(capacity_Bps, share.stage) for share in shares])
+    alone[jobs.met] = jobs.edges.rates(capacity_Bps, np.concatenate(caps)[jobs.met])
     rates = [alone[place] for place in places]
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates

@@ -59,24 +59,21 @@ class LinkSharing:
     used: IntArray
     """Links that some flow crosses, ascending."""
     pointers: IntArray
-    owner: IntArray
-    """Flow of each hop."""
-    link: IntArray
+    link: NDArray[np.int32]
     """Place in `used` of the link of each hop."""
 
     @classmethod
     def of(cls, pointers: IntArray, arcs: IntArray) -> LinkSharing:
         """Prepare flows; see `max_min_rates`."""
-        owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
         pointers = np.ascontiguousarray(pointers, dtype=np.int64)
         last = int(arcs.max(initial=-1))
         if last > FEW_HOPS * len(arcs):  # of a large cluster's links few are crossed
             used, link = np.unique(arcs, return_inverse=True)
-            return cls(used, pointers, owner, link)
+            return cls(used, pointers, link.astype(np.int32))
         crossed = np.zeros(last + 1, dtype=np.bool_)
         crossed[arcs] = True
-        used, place = np.flatnonzero(crossed), np.cumsum(crossed) - 1
-        return cls(used, pointers, owner, place[arcs])
+        used, place = np.flatnonzero(crossed), np.cumsum(crossed, dtype=np.int32) - 1
+        return cls(used, pointers, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
         """Return the rates of the flows; see `max_min_rates`."""
@@ -89,7 +86,8 @@ class LinkSharing:
             loops.fill(self.pointers, self.link, spare_Bps, caps, rates)
             return rates
         open_flow = np.ones(flows, dtype=np.bool_)
-        flow_of, link_of = self.owner, self.link
+        flow_of = np.repeat(np.arange(flows), np.diff(self.pointers))
+        link_of: IntArray = self.link.astype(np.int64)
         while open_flow.any():
             count = np.bincount(link_of, minlength=links)
             share = np.divide(spare_Bps, count, out=np.full(links, np.inf), where=count > 0)

@@ -257,6 +257,7 @@ class _Search:
             setup, disturbances = self._without(parts)
             find = partial(self.again.base.simulate_again, disturbances, setup)
             step_s = once(self._steps_s, frozenset(parts), find)
+        self._setups.pop(frozenset(parts), None)  # with all that is known of its collectives
         return Relief(
             describe_parts(parts), names, _fields_of(parts), self.again.base.step_s - step_s
         )
@@ -267,6 +268,8 @@ class _Search:
         saves_s = step_s - self._near(parts).step_s
         if not abs(saves_s - enough_s) > max(DOUBT * enough_s, DOUBTED_STEP * step_s):
             saves_s = self.relieve(*parts).saves_s
+        if saves_s < enough_s:
+            self._setups.pop(frozenset(parts), None)
         return saves_s >= enough_s
 
     def _near(self, parts: Sequence[Part]) -> Step:

@@ -54,11 +54,20 @@ from perfmodel.studies.run.steps.simulate_step import (
 from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.step_plan import LoopPlan, StepPlan, extrapolate
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    LoopPlan,
+    RankClass,
+    StepPlan,
+    extrapolate,
+)
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+
+PlanRanks = tuple[tuple[RankClass, ...], tuple[Communicator, ...]]
+"""Classes and communicators of a plan."""
 
 
 @dataclass
@@ -92,6 +101,8 @@ class SizedJob:
     _alone: dict[str, UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
     _elsewhere: dict[Machine, SizedJob] = field(default_factory=dict, init=False)
+    _ranks: dict[PlanRanks, PlanRanks] = field(default_factory=dict, init=False)
+    """Those of plans that differ in times only, once: they may name 10,000 ranks."""
     _memory: dict[str, Memory] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +162,7 @@ class SizedJob:
         `share`: of the model, where the scenario splits it in another way.
         """
         job = replace(self.job, scenario=scenario, workload=share or self.job.workload)
-        return self._changed(job=job, batch=batch, _plans={}, _times={})
+        return self._changed(job=job, batch=batch, _plans={}, _times={}, _ranks={})
 
     def with_own_times(self) -> SizedJob:
         """Return the same job that keeps times of collectives to itself, as long as it lives."""
@@ -233,6 +244,9 @@ class SizedJob:
                     memory=host_memory(self.machine),
                 )
             plan = place_plan(step, self.allocation.own)
+            ranks = plan.classes, plan.communicators
+            classes, communicators = self._ranks.setdefault(ranks, ranks)
+            plan = replace(plan, classes=classes, communicators=communicators)
             steady = self._plans.get(("steady", launches, gpu))
             # of most strategies the first step is one as all others
             self._plans[key] = steady if steady and steady.tasks == plan.tasks else plan
