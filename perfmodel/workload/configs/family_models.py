@@ -205,7 +205,7 @@ BERT_HEADS: Mapping[str, bert.Head] = {
 
 
 def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
-    """Return the model of a configuration of BERT or a RoBERTa, whose positions follow padding."""
+    """Return the model of a configuration of BERT or its kin; RoBERTa's places follow padding."""
     positions, allowed = config.max_position_embeddings, ""
     if hasattr(config, "pad_token_id"):
         first = (config.pad_token_id or 0) + 1
@@ -246,27 +246,6 @@ def _relative(config: SimpleNamespace) -> dict[str, Any]:
         "has_positions": config.position_biased_input,
         "kernel": getattr(config, "conv_kernel_size", 0),
     }
-
-
-def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
-    """Return the model of a configuration of DistilBERT."""
-    raise_faults(divides(config.dim, config.n_heads, "n_heads", "dim"))
-    shape = BertShape(
-        config.n_layers,
-        config.dim,
-        config.n_heads,
-        config.hidden_dim,
-        config.vocab_size,
-        config.max_position_embeddings,
-        segments=0,
-        activation=ACTIVATIONS[config.activation],
-        dropout=is_on(config.dropout),
-        score_dropout=is_on(config.attention_dropout),
-        attention_dropout=False,
-        names="distilbert",
-    )
-    make = partial(bert.bert, name, shape=shape, head="masked")
-    return Buildable(name, make, shape.positions, longest=shape.positions)
 
 
 def bart_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:

@@ -342,7 +342,6 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "falcon": family_models.falcon_model,
     "bert": family_models.bert_model,
     "modernbert": family_models.modernbert_model,
-    "distilbert": family_models.distilbert_model,
     "t5": family_models.t5_model,
     "bart": family_models.bart_model,
     "vit": image_models.vit_model,
