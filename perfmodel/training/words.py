@@ -190,6 +190,7 @@ def _derived(scenario: Scenario, label: str, gpus: int, nodes: int) -> Fields:
         "ranks.per_node": gpus // nodes,
         "ranks.whole_sequences": parallel.tensor > 1 and not parallel.sequence_parallel,
         "compute.autocast": _autocast(scenario),
+        "sharded.optimizer": scenario.compute.optimizer if label == "zero_redundancy" else None,
         "precision.mixed": getattr(scenario.strategy, "param_dtype", None)
         or _autocast(scenario)
         or "no",

@@ -87,6 +87,16 @@ def test_distributed_data_parallel_is_built_as_asked() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "named"), [("sgd", "torch.optim.SGD"), ("adamw", "torch.optim.AdamW")]
+)
+def test_the_optimizer_is_the_scenarios_own(optimizer: str, named: str) -> None:
+    own = f"compute.optimizer={optimizer}"
+    split = told(DDP, own, "strategy.kind=zero_redundancy")["pytorch"].text
+    assert f"optimizer_class={named}," in split
+    assert "AdamW" not in told(DDP, own, "compute.optimizer_kernels=fused")["pytorch"].text
+
+
 @pytest.mark.slow
 def test_fully_shard_is_called_as_asked() -> None:
     settings = ("shard_gpus=8", "offload=true", "forward_prefetch=1", "reshard_after_forward=false")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload import build_model
+from perfmodel.workload import build_model, roofline
 from perfmodel.workload.memory import (
     optimizer_bytes,
     optimizer_launches,
@@ -160,3 +161,31 @@ def test_muon_takes_bf16() -> None:
 def test_whole_matrices_are_wanted(changed: str) -> None:
     with pytest.raises(InputError, match=r"'muon', which updates whole matrices"):
         load_scenario("resnet50-dgx-a100", ["compute.optimizer=muon", changed])
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit"])
+def test_what_runs_tensor_by_tensor_is_not_fused(optimizer: str) -> None:
+    changes = [f"compute.optimizer={optimizer}", "compute.optimizer_kernels=fused"]
+    with pytest.raises(InputError, match="no 'optimizer_kernels: fused'"):
+        load_scenario("resnet50-dgx-a100", changes)
+
+
+def test_a_step_has_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def optimizer_s(products_s: float) -> float:
+        monkeypatch.setattr(roofline, "optimizer_products_s", lambda *_: products_s)
+        gpu, gpt2 = load_gpu("h100-sxm5-80gb"), build_model("gpt2")
+        made = roofline.layer_times(gpt2, gpu, batch=1, precision="bf16", optimizer="muon")
+        return made.optimizer_s
+
+    assert optimizer_s(1.0) - optimizer_s(0.0) == pytest.approx(1.0)
+
+
+def test_shards_have_states_of_8_bits() -> None:
+    """fp32 shards: two states of 4 bytes, or of 1 and a scale of 4 bytes for 256 elements."""
+
+    def states_bytes(optimizer: str) -> float:
+        changes = {"compute.optimizer": optimizer, "cluster.nodes": 1, "model.dtype": "fp32"}
+        return pm.run("llama2-7b-fsdp-h100", changes).main.memory.optimizer_bytes
+
+    share = states_bytes("adamw-8bit") / states_bytes("adamw")
+    assert share == pytest.approx((1 + 4 / 256) / 4, rel=1e-3)

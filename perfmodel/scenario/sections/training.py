@@ -320,6 +320,10 @@ class ComputeSection(Section):
                 )
                 for name in ("channels_last", "compiled")
             ),
+            (
+                self.optimizer in ("adafactor", "adamw-8bit") and self.optimizer_kernels == "fused",
+                f"no 'optimizer_kernels: fused' with {self.optimizer!r}, run tensor by tensor",
+            ),
             (self.fp8 is not None and not in_fp8, "'fp8' with 'precision: fp8' alone"),
             (
                 in_fp8 and from_file,
