@@ -6,13 +6,13 @@ python -m reports.experiments.one_gpu.predict --out DIR [--node "1x H100 SXM"]
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfmodel.scenario import Scenario, make_scenario
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.version import __version__
-from reports.experiments.one_gpu.run import read_cases, search_largest, write_rows
+from reports.experiments.one_gpu.run import STEPS, read_cases, search_largest, write_rows
 
 COLUMNS = (
     *("version", "step_s", "low_s", "high_s", "forward_s", "backward_s", "optimizer_s"),
@@ -78,13 +78,14 @@ def main() -> None:
     parser.add_argument("--node", default="1x H100 SXM")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    cases, limits = read_cases(), read_cases("limits")
-
-    def predicted() -> Iterator[Mapping[str, object]]:
-        for cells in cases:
-            yield {**cells, **predict_case(cells, arguments.node)}
-
-    write_rows(arguments.out / "steps.csv", (*cases[0], *COLUMNS), predicted())
+    for name, table in STEPS.items():
+        cases = read_cases(table)
+        write_rows(
+            arguments.out / f"{name}.csv",
+            (*cases[0], *COLUMNS),
+            ({**cells, **predict_case(cells, arguments.node)} for cells in cases),
+        )
+    limits = read_cases("limits")
     write_rows(
         arguments.out / "largest_batches.csv",
         (*limits[0], "largest_batch"),

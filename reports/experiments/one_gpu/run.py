@@ -23,6 +23,11 @@ from reports.experiments.one_gpu import kernels, steps
 
 HERE = Path(__file__).parent
 
+STEPS = {"steps": "cases", "optimizers": "optimizers"}
+"""Files that are written of steps, and the table of cases of each."""
+
+VERSIONS_OF = ("torch", "transformers", "torchvision", "bitsandbytes", "pytorch_optimizer")
+
 
 def read_cases(name: str = "cases") -> list[dict[str, str]]:
     """Read a table of cases."""
@@ -84,20 +89,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0)
-    parser.add_argument("--only", choices=("kernels", "steps", "batches"), nargs="*")
+    parser.add_argument("--only", choices=("kernels", *STEPS, "batches"), nargs="*")
     arguments = parser.parse_args()
     import torch
 
     out, deadline_s = arguments.out, time.monotonic() + arguments.seconds
-    wanted = arguments.only or ("kernels", "steps", "batches")
+    wanted = arguments.only or ("kernels", *STEPS, "batches")
     out.mkdir(parents=True, exist_ok=True)
     (out / "machine.json").write_text(json.dumps(describe(torch), indent=1) + "\n", "utf-8")
     if "kernels" in wanted and torch.cuda.is_available():
         write_rows(out / "kernels.csv", kernels.COLUMNS, kernels.measure_kernels(torch))
-    if "steps" in wanted:
-        cases = read_cases()
+    for name in (name for name in STEPS if name in wanted):
+        cases = read_cases(STEPS[name])
         write_rows(
-            out / "steps.csv", (*cases[0], *steps.COLUMNS), _measured(torch, cases, deadline_s)
+            out / f"{name}.csv", (*cases[0], *steps.COLUMNS), _measured(torch, cases, deadline_s)
         )
     if "batches" in wanted and torch.cuda.is_available():
         limits = read_cases("limits")
@@ -128,7 +133,7 @@ def describe(torch: Any) -> dict[str, object]:
 
     versions = {
         name: importlib.metadata.version(name)
-        for name in ("torch", "transformers", "torchvision")
+        for name in VERSIONS_OF
         if any(importlib.metadata.packages_distributions().get(name, ()))
     }
     cpu = ""

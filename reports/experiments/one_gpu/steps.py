@@ -98,9 +98,51 @@ def _make_optimizer(torch: Any, module: Any, cells: Mapping[str, str]) -> Any:
     kernels = {cells["optimizer_kernels"].replace("-", ""): True}
     if "forloop" in kernels:
         kernels = {"foreach": False, "fused": False}
-    if cells["optimizer"] == "adamw":
-        return torch.optim.AdamW(module.parameters(), lr=1e-4, **kernels)
-    return torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4, **kernels)
+    every, kind = list(module.parameters()), cells["optimizer"]
+    if kind == "muon":
+        return _muon(torch, module, kernels)
+    if kind == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(every, lr=1e-4, scale_parameter=False, relative_step=False)
+    if kind == "adamw-8bit":
+        import bitsandbytes
+
+        return bitsandbytes.optim.AdamW8bit(every, lr=1e-4)
+    if kind in ("lion", "lamb"):
+        import pytorch_optimizer
+
+        found = {"lion": pytorch_optimizer.Lion, "lamb": pytorch_optimizer.Lamb}[kind]
+        return found(every, lr=1e-4, weight_decay=0.01)
+    if kind == "adamw":
+        return torch.optim.AdamW(every, lr=1e-4, **kernels)
+    return torch.optim.SGD(every, lr=1e-3, momentum=0.9, weight_decay=1e-4, **kernels)
+
+
+def _muon(torch: Any, module: Any, kernels: Mapping[str, bool]) -> Any:
+    """Muon for matrices of repeated blocks, AdamW for all else; steps together."""
+    blocks = {
+        id(own)
+        for layers in module.modules()
+        if isinstance(layers, torch.nn.ModuleList)
+        for own in layers.parameters()
+        if own.ndim == 2
+    }
+    every = list(module.parameters())
+    optimizers = (
+        torch.optim.Muon([own for own in every if id(own) in blocks], lr=1e-4),
+        torch.optim.AdamW([own for own in every if id(own) not in blocks], lr=1e-4, **kernels),
+    )
+
+    class Both(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(every, {})
+
+        def step(self, closure: Any = None) -> None:
+            for optimizer in optimizers:
+                optimizer.step()
+
+    return Both()
 
 
 def _measure(torch: Any, step: Step, device: str, seconds: float) -> dict[str, object]:
