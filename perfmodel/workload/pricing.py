@@ -44,6 +44,10 @@ class Pricing:
     narrow_attention: bool = False
 
 
+KERNELS_NEED = {"flash_3": ("hopper",), "flash_4": ("hopper", "blackwell")}
+"""Generations that kernels of attention are written for (Dao-AILab/flash-attention, README)."""
+
+
 def make_pricing(
     gpu: Gpu,
     batch: int,
@@ -60,14 +64,21 @@ def make_pricing(
 
     `float8`: how linear layers run with precision "fp8".
     `accumulate`: micro-batches of a step.
-    `fused_attention`: whether, or whose kernels ("flash_2", "cudnn").
-    Raises `InputError`: a GPU without the recipe of fp8, or without attention in fp8.
+    `fused_attention`: whether, or whose kernels ("flash_2", "flash_3", "flash_4", "cudnn").
+    Raises `InputError`: a GPU without the recipe of fp8, attention in fp8, or those kernels.
     """
     narrow, precision = precision == "fp8", wide_precision(precision)
     has_plain = precision == "tf32" and "fp32" in gpu.matmul_efficiency
     narrow_attention = narrow and float8 is not None and float8.attention
     library = fused_attention if isinstance(fused_attention, str) else ""
     library = "cudnn" if narrow_attention else library  # no other kernels run in fp8
+    needed = KERNELS_NEED.get(library, (gpu.generation,))
+    refuse_if(
+        gpu.generation not in needed,
+        "compute.fused_attention",
+        f"{library} on {gpu.name}",
+        f"true, or a GPU of {' or '.join(map(str.capitalize, needed))}",
+    )
     device = make_device(gpu, precision, ITEM_BYTES[precision], library)
     refuse_if(
         narrow_attention and (not fused_attention or device.attention.narrow is None),

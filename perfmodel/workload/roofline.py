@@ -37,7 +37,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
-    optimizer_products_s,
+    optimizer_arithmetic_s,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
 from perfmodel.workload.pricing import STATED_BYTES, make_pricing
@@ -52,7 +52,7 @@ def layer_times(
     optimizer: str = "sgd-momentum",
     optimizer_kernels: OptimizerKernels = "foreach",
     channels_last: bool = False,
-    fused_attention: bool | Literal["flash_2", "cudnn"] = True,
+    fused_attention: bool | Literal["flash_2", "flash_3", "flash_4", "cudnn"] = True,
     compiled: bool = False,
     held_dtype: str | None = None,
     master_weights: bool = True,
@@ -79,7 +79,7 @@ def layer_times(
     channels_last : bool
         Whether convolutions run in NHWC. PyTorch's default, contiguous NCHW, costs tensor-core
         convolutions a transposed copy of each operand.
-    fused_attention : bool, "flash_2" or "cudnn"
+    fused_attention : bool, "flash_2", "flash_3", "flash_4" or "cudnn"
         Whether attention is one kernel (PyTorch's scaled_dot_product_attention, by the library
         that it takes or by this one) or materialises its scores.
     compiled : bool
@@ -161,7 +161,7 @@ def layer_times(
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
         layer_launches=kernel_constants().host.layer_kernel,
-        optimizer_s=optimizer_products_s(workload, optimizer, gpu)
+        optimizer_s=optimizer_arithmetic_s(workload, optimizer, gpu)
         + multi_tensor_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
             STATED_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],

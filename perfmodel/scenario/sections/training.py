@@ -264,12 +264,12 @@ class ComputeSection(Section):
     channels_last: Switch = Field(
         default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
     )
-    fused_attention: Switch | Literal["flash_1", "flash_2", "cudnn"] = Field(
+    fused_attention: Switch | Literal["flash_1", "flash_2", "flash_3", "flash_4", "cudnn"] = Field(
         default=True,
         description="attention as one kernel (scaled_dot_product_attention); 'flash_1': that of "
         "FlashAttention 1, until 2023; 'flash_2': that of FlashAttention 2, which PyTorch ran on "
-        "Hopper before 2.10; 'cudnn': cuDNN's, which it takes there by itself since, as "
-        "Transformer Engine does, and which is half as fast again",
+        "Hopper before 2.10; 'flash_3' (Hopper), 'flash_4' (Hopper, Blackwell): those packages'; "
+        "'cudnn': cuDNN's, which PyTorch takes there by itself since, as Transformer Engine does",
     )
     compiled: Switch | Literal["blocks", "by_hand"] = Field(
         default=False,

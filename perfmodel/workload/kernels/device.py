@@ -128,6 +128,10 @@ class OptimizerKind:
     `corrections`: whether the host then computes factors for each tensor.
     `fused_passes`: where the fused kernels read or write more than once what there is.
     `tensor_kernels`: of each tensor, where no kernel is over several; then `passes` are theirs.
+    `tensor_operations`: operations alone that take the host as long as those kernels, with their
+        Python.
+    `work_bytes`: of an element in the passes, where they are wider than parameters.
+    `element_flops`: operations of an element that the passes do not hide, at the rate of fp32.
     `state_item_bytes`: of an element of state, in tensors of `narrow_from` elements or more.
     `edges`: states of a mean for each row and column.
     `rounds`: of products of Newton and Schulz, which make a matrix orthogonal.
@@ -142,6 +146,9 @@ class OptimizerKind:
     corrections: bool = False
     fused_passes: int = 0
     tensor_kernels: int = 0
+    tensor_operations: int = 0
+    work_bytes: int = 0
+    element_flops: int = 0
     state_item_bytes: float = 4.0
     narrow_from: int = 0
     edges: int = 0

@@ -72,22 +72,24 @@ def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int)
     return full + kind.edges * wide_bytes * sum(tensor.numel / n for n in tensor.shape[-2:])
 
 
-def optimizer_products_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
-    """Time of the products that make matrices of updates orthogonal; seconds.
+def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
+    """Time of what arithmetic limits: work on elements that no traffic hides, products; seconds.
 
-    Of a matrix X, whose rows are the shorter side, each round of Newton and Schulz is A = X X',
+    Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side, each round of Newton and Schulz is A = X X',
     B = b A + c A A and a X + B X (torch/optim/_muon.py). Experts in one tensor are a batch.
 
     Raises `InputError`: the GPU has no bf16, in which they are.
     """
-    matrices = ((tensor, kind.rounds) for tensor, kind, _ in _updates(workload, optimizer))
-    shapes = Counter((*_sides(tensor), rounds) for tensor, rounds in matrices if rounds)
+    updates = _updates(workload, optimizer)
+    elements_s = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
+    elements_s /= gpu.peak_flops["fp32"]
+    shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
     if not shapes:
-        return 0.0
+        return elements_s
     lacks = "bf16" not in gpu.matmul_efficiency
     refuse_if(lacks, "optimizer", f"{optimizer!r} on {gpu.name}", "a GPU that has bf16")
     device = make_device(gpu, "bf16", ITEM_BYTES["bf16"])
-    return sum(
+    return elements_s + sum(
         times * rounds * product_s(MatrixProduct(m, columns, depth, count), device)
         for (count, m, n, rounds), times in shapes.items()
         for columns, depth in ((m, n), (m, m), (n, m))
@@ -141,7 +143,7 @@ def _moved_bytes(
     passes += kernel_constants().for_loop.passes if kernels == "for-loop" else 0
     weight = 2 * wide_bytes + own if wide_bytes > own else 2 * own
     states = 2 * _states_bytes(tensor, kind, wide_bytes)
-    return tensor.numel * (own + weight + passes * wide_bytes) + states
+    return tensor.numel * (own + weight + passes * max(wide_bytes, kind.work_bytes)) + states
 
 
 def optimizer_launches(
@@ -159,9 +161,8 @@ def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKerne
     """Kernels over tensors of some sizes, in elements."""
     constants = kernel_constants()
     if kernels == "for-loop" or kind.tensor_kernels:
-        each = kind.tensor_kernels + PRODUCTS_OF_ROUND * kind.rounds or kind.operations
         more = constants.for_loop.operations if kernels == "for-loop" else 0
-        return len(sizes) * (each + more)
+        return len(sizes) * (_tensor_kernels(kind) + more)
     each, times = (
         (constants.tensors_per_operation, kind.operations)
         if kernels == "foreach"
@@ -170,12 +171,17 @@ def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKerne
     return times * (-(-len(sizes) // each) + sum(sizes) // constants.elements_per_launch)
 
 
+def _tensor_kernels(kind: OptimizerKind) -> int:
+    """Kernels of one tensor where none is over several."""
+    return kind.tensor_kernels + PRODUCTS_OF_ROUND * kind.rounds or kind.operations
+
+
 def optimizer_operations(
     workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
 ) -> int:
     """Operations alone that take the host as long as one optimizer step: launches, and lists."""
-    host = kernel_constants().host
-    corrected = sum(kind.corrections for _, kind, _ in _updates(workload, optimizer))
-    lists = host.tensor * len(workload.ready_order)
-    lists += host.corrections * corrected * (kernels != "fused")
-    return round(optimizer_launches(workload, optimizer, kernels) + lists)
+    host, updates = kernel_constants().host, _updates(workload, optimizer)
+    lists = host.tensor * len(updates)
+    lists += host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
+    slow = sum(max(0, kind.tensor_operations - _tensor_kernels(kind)) for _, kind, _ in updates)
+    return round(optimizer_launches(workload, optimizer, kernels) + lists + slow)

@@ -36,6 +36,15 @@ RECORDED = (
     ("gb300-288gb", True, 8192, 0.759, 3.087),
 )
 
+GPUS = {
+    "h100": "h100-sxm5-80gb",
+    "h200": "h200-sxm5-141gb",
+    "b200": "b200-sxm-180gb",
+    "gb200": "gb200-186gb",
+    "gb300": "gb300-288gb",
+    "l40s": "l40s",
+}
+
 
 @pytest.mark.parametrize(("gpu", "narrow", "tokens", "forward_ms", "backward_ms"), RECORDED)
 def test_recorded_times(
@@ -77,6 +86,41 @@ def test_recorded_times_of_an_h100(library: str) -> None:
     assert len(errors) == 12
     assert statistics.median(errors) < 0.13
     assert max(errors) < 0.4
+
+
+# NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of 2026-09-28, two sequences,
+# 64 heads of 128, 8 of keys, causal; and Shah et al. 2024 (arXiv 2407.08608, figures 5 and 6), whose
+# times are those of 16,384 tokens, 2,048 wide, all keys seen, at 646 and 559, 496 and 472 TFLOP/s
+@pytest.mark.parametrize(
+    ("library", "gpu", "shape", "forward_ms", "backward_ms"),
+    [
+        ("flash_4", "h200", Attention(4096, 64, 8, 128, True, 2), 0.888, 2.466),
+        ("flash_4", "h200", Attention(16384, 64, 8, 128, True, 2), 12.527, 36.265),
+        ("flash_4", "gb200", Attention(16384, 64, 8, 128, True, 2), 5.305, 17.208),
+        ("flash_4", "gb300", Attention(8192, 64, 8, 128, True, 2), 1.165, 3.902),
+        ("flash_3", "h100", Attention(8192, 16, 16, 128, False, 2), 1.702, 4.917),
+        ("flash_3", "h100", Attention(8192, 32, 32, 64, False, 2), 2.217, 5.824),
+    ],
+)
+def test_recorded_times_of_flash_attention(
+    library: str, gpu: str, shape: Attention, forward_ms: float, backward_ms: float
+) -> None:
+    """Within 10 %."""
+    on = make_device(load_gpu(GPUS[gpu]), "bf16", 2, library)
+    assert fused_attention_s(shape, on) == pytest.approx(1e-3 * forward_ms, rel=0.1)
+    assert fused_attention_s(shape, on, backward=True) == pytest.approx(1e-3 * backward_ms, rel=0.1)
+
+
+@pytest.mark.parametrize(("library", "gpu"), [("flash_3", "b200"), ("flash_4", "l40s")])
+def test_kernels_run_on_what_they_are_written_for(library: str, gpu: str) -> None:
+    with pytest.raises(InputError, match=f"compute.fused_attention.*{library} on .*Hopper"):
+        layer_times(
+            build_model("gpt2"),
+            load_gpu(GPUS[gpu]),
+            batch=1,
+            precision="bf16",
+            fused_attention=library,
+        )
 
 
 def test_fused_attention_of_fp32_operands_does_not_run_in_tf32() -> None:
