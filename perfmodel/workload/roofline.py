@@ -34,10 +34,10 @@ from perfmodel.workload.layer_cost import layer_cost, matrix_seconds, weight_gra
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
+    optimizer_arithmetic_s,
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
-    optimizer_arithmetic_s,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
 from perfmodel.workload.pricing import STATED_BYTES, make_pricing

@@ -99,13 +99,17 @@ def test_the_optimizer_is_the_scenarios_own(optimizer: str, named: str) -> None:
 
 @pytest.mark.slow
 def test_fully_shard_is_called_as_asked() -> None:
-    settings = ("shard_gpus=8", "offload=true", "forward_prefetch=1", "reshard_after_forward=false")
-    hybrid = told(FSDP, *(f"strategy.{each}" for each in settings), "compute.compiled=blocks")
+    settings = ("shard_gpus=8", "offload=true", "forward_prefetch=1", "backward_prefetch=2")
+    kept = "strategy.reshard_after_forward=false"
+    hybrid = told(FSDP, *(f"strategy.{each}" for each in settings), kept, "compute.compiled=blocks")
     texts = [told(FSDP)["pytorch"].text, hybrid["pytorch"].text]
     plain, hybrid_found = read_back("pytorch", *texts, library="torch")
     dtypes = {"param_dtype": "torch.bfloat16", "reduce_dtype": "torch.float32"}
-    assert plain.items() >= {"kept": False, "mesh": [16], "ahead": 0, **dtypes}.items()
-    assert hybrid_found.items() >= {"kept": True, "mesh": [2, 8], "ahead": 1, **dtypes}.items()
+    assert plain.items() >= {"kept": False, "mesh": [16], "ahead": 0, "behind": 0, **dtypes}.items()
+    assert (
+        hybrid_found.items()
+        >= {"kept": True, "mesh": [2, 8], "ahead": 1, "behind": 1, **dtypes}.items()
+    )
     assert hybrid_found["offload"] == "CPUOffloadPolicy"
 
 

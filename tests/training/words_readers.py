@@ -91,6 +91,7 @@ def pytorch(text: str) -> dict[str, Any]:
             "offload": type(group.offload_policy).__name__,
             "mesh": list(group.mesh_info.mesh.shape),
             "ahead": len(blocks[0]._get_fsdp_state()._states_to_forward_prefetch),
+            "behind": len(blocks[-1]._get_fsdp_state()._states_to_backward_prefetch),
         }
     dist.destroy_process_group()
     return found

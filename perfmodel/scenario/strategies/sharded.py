@@ -31,7 +31,6 @@ _FIELDS_OF_OTHER_VERSION: dict[int, dict[str, tuple[object, str]]] = {
         "separate_reduce": (False, "false with version 1"),
     },
     2: {
-        "backward_prefetch": ("pre", "'pre' with version 2, which gathers ahead always"),
         "limit_all_gathers": (True, "true with version 2, which has no rate limiter"),
         "buffer_dtype": (None, "nothing with version 2, which leaves buffers as they are"),
         "use_orig_params": (False, "false with version 2, which has no flat parameters"),
@@ -73,7 +72,11 @@ class FsdpStrategy(StrategyModel):
     forward_prefetch: Units = Field(
         default=0, description="units gathered before the layers of the one in hand; true for one"
     )
-    backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    backward_prefetch: Literal["pre", "post", "none"] | Count = Field(
+        default="pre",
+        description="the unit before is gathered before the layers of the one in hand, after them, "
+        "or when it is needed; a number: so many units, before (version 2)",
+    )
     limit_all_gathers: Switch = True
     param_dtype: FloatType | None = Field(
         default=None, description="that parameters are gathered in; default: their own"
@@ -130,6 +133,12 @@ class FsdpStrategy(StrategyModel):
                 first and self.forward_prefetch > 1,
                 "0 or 1 with version 1, which has forward_prefetch=True",
             ),
+            (
+                "backward_prefetch",
+                isinstance(self.backward_prefetch, int) == first
+                and self.backward_prefetch != "pre",
+                "'pre', 'post' or 'none' with version 1, 'pre' or a number with version 2",
+            ),
             ("sync", first and self.sync == "shards", "'each' or 'last' with version 1"),
             (
                 "wrap_elements",
@@ -171,6 +180,12 @@ class FsdpStrategy(StrategyModel):
     def shard_ranks(self, ranks: int) -> int:
         """Ranks that a unit is split over: all of a cluster smaller than a shard group."""
         return min(self.shard_gpus or ranks, ranks)
+
+    @property
+    def units_ahead(self) -> int:
+        """Units that backward gathers before the layers of the one in hand."""
+        ahead = self.backward_prefetch
+        return ahead if isinstance(ahead, int) else int(ahead == "pre")
 
     @property
     def regather_gpus(self) -> int | None:

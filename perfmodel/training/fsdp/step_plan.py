@@ -186,7 +186,7 @@ def _add_backward(step: ShardedStep) -> None:
             if moment.unit.name not in step.prefetched:
                 gather(step, moment.unit, backward=True)
             wait_for(step, moment.unit, backward=True)
-            _gather_ahead(step, moment.unit, order, "pre")
+            _gather_ahead(step, moment.unit, order, step.options.units_ahead)
     for unit in behind:
         _leave(step, unit, order)
     step.device_waits += (*step.reduced, *step.reduce_inputs)
@@ -213,17 +213,15 @@ def _units_left(
 
 
 def _gather_ahead(
-    step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit], moment: str
+    step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit], units: int
 ) -> None:
-    """Gather the unit that forward left before this one, where that is done at this moment."""
+    """Gather so many units that forward left before this one."""
     place = order.index(unit)
-    if not place or step.options.backward_prefetch != moment:
-        return
-    before = order[place - 1]
-    if before.name not in step.prefetched | step.entered:
-        gather(step, before, backward=True)
-        if step.options.version == 1:
-            step.prefetched.add(before.name)
+    for before in reversed(order[max(0, place - units) : place]):
+        if before.name not in step.prefetched | step.entered:
+            gather(step, before, backward=True)
+            if step.options.version == 1:
+                step.prefetched.add(before.name)
 
 
 def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
@@ -237,7 +235,7 @@ def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> No
     if step.options.version == 1 and unit.gradient_bytes:
         copy(step, f"join gradients of {unit.name}", unit.gradient_bytes)
     free_after_backward(step, unit)
-    _gather_ahead(step, unit, order, "post")
+    _gather_ahead(step, unit, order, step.options.backward_prefetch == "post")
     if step.reduces:
         reduce(step, unit)
 

@@ -206,7 +206,7 @@ class _Allocated:
 
     def _backward(self, walk: Sequence[Moment[SizedUnit]]) -> None:
         order = [each.unit for each in reversed(walk) if each.kind == "leave" and each.unit]
-        ahead, entered = 2 if self.options.backward_prefetch == "pre" else 1, 0
+        ahead, entered = 1 + self.options.units_ahead, 0
         for moment in reversed(walk):
             unit = moment.unit
             if moment.kind == "layers":

@@ -75,8 +75,9 @@ def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int)
 def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
     """Time of what arithmetic limits: work on elements that no traffic hides, products; seconds.
 
-    Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side, each round of Newton and Schulz is A = X X',
-    B = b A + c A A and a X + B X (torch/optim/_muon.py). Experts in one tensor are a batch.
+    Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side,
+    each round of Newton and Schulz is A = X X', B = b A + c A A and a X + B X
+    (torch/optim/_muon.py). Experts in one tensor are a batch.
 
     Raises `InputError`: the GPU has no bf16, in which they are.
     """
@@ -182,6 +183,8 @@ def optimizer_operations(
     """Operations alone that take the host as long as one optimizer step: launches, and lists."""
     host, updates = kernel_constants().host, _updates(workload, optimizer)
     lists = host.tensor * len(updates)
-    lists += host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
+    lists += (
+        host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
+    )
     slow = sum(max(0, kind.tensor_operations - _tensor_kernels(kind)) for _, kind, _ in updates)
     return round(optimizer_launches(workload, optimizer, kernels) + lists + slow)

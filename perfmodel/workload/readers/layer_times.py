@@ -17,9 +17,9 @@ from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
+    optimizer_arithmetic_s,
     optimizer_bytes,
     optimizer_launches,
-    optimizer_arithmetic_s,
 )
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.readers.csv_tables import list_first

@@ -138,7 +138,7 @@ def _muon(torch: Any, module: Any, kernels: Mapping[str, bool]) -> Any:
         def __init__(self) -> None:
             super().__init__(every, {})
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, _closure: Any = None) -> None:
             for optimizer in optimizers:
                 optimizer.step()
 

@@ -154,7 +154,8 @@ FAULTS: list[tuple[dict[str, Any], list[str]]] = [
         ["reshard_after_forward", "reshard_root"],
     ),
     ({"version": 1, "sync": "shards", "forward_prefetch": 2}, ["forward_prefetch", "sync"]),
-    ({"backward_prefetch": "post", "buffer_dtype": "bf16"}, ["backward_prefetch", "buffer_dtype"]),
+    ({"backward_prefetch": "post", "buffer_dtype": "bf16"}, ["buffer_dtype", "backward_prefetch"]),
+    ({"version": 1, "backward_prefetch": 2}, ["backward_prefetch"]),
     (
         {"limit_all_gathers": False, "use_orig_params": True},
         ["limit_all_gathers", "use_orig_params"],

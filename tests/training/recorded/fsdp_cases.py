@@ -239,6 +239,13 @@ def prefetch_forward(model: Any, units: int = 2) -> None:
         module.set_modules_to_forward_prefetch(order[place + 1 : place + 1 + units])
 
 
+def prefetch_backward(model: Any, units: int = 2) -> None:
+    """Gather so many blocks ahead in backward."""
+    order = [model, *model.blocks]
+    for place, module in enumerate(order):
+        module.set_modules_to_backward_prefetch(order[max(0, place - units) : place][::-1])
+
+
 def keep_inputs(model: Any) -> None:
     model.set_reduce_scatter_max_input_buffers(2)
 
@@ -255,6 +262,7 @@ VERSION_2: dict[str, Run] = {
     "fsdp2, reduce bf16": version_2(mp_policy=MixedPrecisionPolicy(reduce_dtype=BF16)),
     "fsdp2, fp16": version_2(mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
     "fsdp2, forward prefetch": version_2(prepare=prefetch_forward),
+    "fsdp2, backward prefetch": version_2(prepare=prefetch_backward),
     "fsdp2, accumulate": version_2(train_with=ACCUMULATE),
     "fsdp2, sync last": version_2(train_with=ACCUMULATE | {"before": sync_last}),
     "fsdp2, sync last, whole": version_2(train_with=ACCUMULATE | {"before": sync_last_whole}),

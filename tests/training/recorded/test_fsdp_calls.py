@@ -76,6 +76,7 @@ OPTIONS = {
     "fsdp2, reduce bf16": options_2(reduce_dtype="bf16"),
     "fsdp2, fp16": options_2(param_dtype="fp16"),
     "fsdp2, forward prefetch": options_2(forward_prefetch=2),
+    "fsdp2, backward prefetch": options_2(backward_prefetch=2),
     "fsdp2, accumulate": options_2(**THREE),
     "fsdp2, sync last": options_2(**LAST),
     "fsdp2, sync last, whole": options_2(**LAST, reshard_after_backward=False),
