@@ -24,13 +24,15 @@ from perfmodel.workload.kernels.kernel_times import (
     product_s,
     unfused_products_s,
 )
+from perfmodel.workload.kernels.scans import scan_pass
 from perfmodel.workload.kernels.shapes import (
     ALIGNED,
     Attention,
     Convolution,
     GroupedProduct,
-    MatrixKernel,
+    LayerKernel,
     MatrixProduct,
+    Scan,
     batched,
 )
 from perfmodel.workload.model import Layer
@@ -139,7 +141,7 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
 
 @lru_cache(maxsize=4096)
 def _priced_float8(
-    product: MatrixKernel, pricing: Pricing, shared: bool, passes: int, frozen: bool
+    product: LayerKernel, pricing: Pricing, shared: bool, passes: int, frozen: bool
 ) -> KernelCost:
     """Time of the fp8 kernels of a shape, once for all layers that have it."""
     assert pricing.float8 is not None
@@ -218,7 +220,7 @@ def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
 
 
 @lru_cache(maxsize=4096)
-def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, ...]) -> KernelCost:
+def _shaped_cost(matrix: LayerKernel, pricing: Pricing, gradients: tuple[int, ...]) -> KernelCost:
     """Time of the matrix kernels of a shape, once for all layers that have it."""
     match batched(matrix, pricing.batch):
         case Attention() as attention:
@@ -227,6 +229,10 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, .
             return _convolution_cost(conv, pricing, gradients)
         case GroupedProduct() as grouped:
             return _grouped_cost(grouped, pricing, gradients)
+        case Scan() as scan:
+            forward_s, forward = scan_pass(scan, pricing.device, "forward")
+            last_s, backward = scan_pass(scan, pricing.device, "backward")
+            return KernelCost(forward_s, last_s, forward, backward)
         case MatrixProduct() as product:
             if pricing.compiled:  # torch.compile pads what is not aligned (config.shape_padding)
                 product = replace(product, strides=ALIGNED)

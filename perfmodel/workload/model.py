@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.workload.kernels.shapes import MatrixKernel, MatrixProduct
+from perfmodel.workload.kernels.shapes import LayerKernel, MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.shard import WHOLE, Shard
 
@@ -187,7 +187,7 @@ class Layer:
     score_elements : float
         Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
         activations where attention is not fused into one kernel.
-    matrix : MatrixProduct, Convolution, Attention or GroupedProduct, optional
+    matrix : MatrixProduct, Convolution, Attention, GroupedProduct or Scan, optional
         Shape of its matrix kernel, of one sample. Where a file states operations alone, a product
         of that many operations is taken. (`matmul_flops` counts masked scores of attention too, as
         published formulas and FLOP counters do.)
@@ -230,7 +230,7 @@ class Layer:
     kernels: int = 1
     kind: LayerKind = "linear"
     score_elements: float = 0.0
-    matrix: MatrixKernel | None = None
+    matrix: LayerKernel | None = None
     norm_bytes: float = 0.0
     wide_norm: bool = False
     statistics_elements: float = 0.0

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from perfmodel.errors import Fault, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
-from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct, Scan
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
@@ -91,6 +91,7 @@ def _linear_names(workload: Workload, float8: Float8) -> dict[int, str]:
         for place, layer in enumerate(workload.layers)
         if layer.kind == "linear"
         and layer.matmul_flops
+        and not isinstance(layer.matrix, Scan)
         and (experts or not isinstance(layer.matrix, GroupedProduct))
     }
 

@@ -217,10 +217,31 @@ class GroupedProduct:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A recurrence over the tokens of `sequences`, with what is around it, run chunk by chunk.
+
+    `rule`: row of ``scan_kernels.yaml``, of the kernels that run it.
+    `heads`, `value_size`: that have a state each, and elements of a head's value.
+    `groups`, `key_size`: heads of keys and queries, which heads share, and elements of one.
+    `chunk`: tokens whose pairs are multiplied.
+    """
+
+    rule: str
+    tokens: int
+    heads: int
+    groups: int
+    value_size: int
+    key_size: int
+    chunk: int
+    sequences: int = 1
+
+
 MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct
+LayerKernel = MatrixKernel | Scan
 
 
-def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
+def batched(kernel: LayerKernel, batch: int) -> LayerKernel:
     """Return the kernel of `batch` samples."""
     match kernel:
         case MatrixProduct(shared=True):
@@ -235,5 +256,5 @@ def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
             )
         case Convolution():
             return replace(kernel, images=kernel.images * batch)
-        case Attention():
+        case Attention() | Scan():
             return replace(kernel, sequences=kernel.sequences * batch)

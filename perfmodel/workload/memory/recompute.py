@@ -30,6 +30,7 @@ from perfmodel.workload.kernels.shapes import (
     Convolution,
     GroupedProduct,
     MatrixProduct,
+    Scan,
 )
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, LayerTimes, Workload
@@ -88,7 +89,8 @@ def recomputed_layers(workload: Workload, recompute: Recompute) -> frozenset[int
 
 def _feed_forward(workload: Workload, block: range) -> range:
     """Layers of a block behind its attention and the map that follows it; empty without any."""
-    attended = [i for i in block if is_attention(workload.layers[i])]
+    layers = workload.layers
+    attended = [i for i in block if is_attention(layers[i]) or isinstance(layers[i].matrix, Scan)]
     return range(attended[-1] + 2 if attended else block.stop, block.stop)
 
 
