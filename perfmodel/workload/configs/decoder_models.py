@@ -25,6 +25,7 @@ from perfmodel.workload.zoo.decoder_sizes import (
     DecoderShape,
     ExpertShape,
     LatentShape,
+    MixerShape,
     RoutedShape,
 )
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
@@ -307,7 +308,8 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
         "biased_output": config.attention_bias,
         "biased_mlp": config.mlp_bias,
         "windows": _windows(config),
-        "by_layer": {layer: {"rotary_share": 0.0} for layer in _unturned(config)},
+        "by_layer": {layer: {"rotary_share": 0.0} for layer in _unturned(config)}
+        | _mixed_layers(config, family),
         "capped": config.attn_logit_softcapping is not None,
         "capped_logits": config.final_logit_softcapping is not None,
         "dropout": is_on(config.resid_pdrop) or is_on(config.residual_dropout),
@@ -329,6 +331,79 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
         tied=config.tie_word_embeddings,
         **{**follows, **stated, **family.shape},
     )
+
+
+LINEAR = "linear_attention"
+PARTS = {LINEAR: "tokens", FULL: "tokens", "mlp": "features", "moe": "features"}
+SIGNS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+OLDER = {"mamba": LINEAR, "attention": FULL}
+"""What stands in a layer: the one part of it, its sign in a pattern, and names of older files."""
+
+
+def hybrid_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the decoder of a configuration, of whose layers some scan the sequence.
+
+    Raises `InputError`: heads of the scan that its groups do not divide, or that are not as wide
+    as the file says.
+    """
+    config, sizes = vars(stated), family.mixer["sizes"]
+    every, attending = config.get("full_attention_interval"), config.get("attn_layer_indices") or ()
+    pattern = config.get("hybrid_override_pattern")
+    kinds = config.get("mixed_types") or (pattern and [SIGNS[sign] for sign in pattern])
+    kinds = kinds or [
+        FULL if (every and (at + 1) % every == 0) or at in attending else LINEAR
+        for at in range(config.get("num_hidden_layers", 0))
+    ]
+    stated.layer_types = [OLDER.get(kind, kind) for kind in kinds]
+    heads, size = config[sizes["heads"]], config[sizes["value_size"]]
+    expand = config.get("expand", config.get("mamba_expand"))
+    wide = heads * size if expand is None else expand * stated.hidden_size
+    if size == "auto":
+        size = wide // heads
+        setattr(stated, sizes["value_size"], size)
+    allowed = f"{wide / heads:g}, of {heads} heads of {wide} values"
+    raise_faults(
+        divides(heads, config[sizes["groups"]], sizes["groups"], "the heads of the scan")
+        + failed((size * heads != wide, sizes["value_size"], str(size), allowed))
+    )
+    if family.mixer.get("alone"):
+        stated.num_hidden_layers = len(kinds)
+        stated.mlp_layer_types = ["sparse" if kind == "moe" else "dense" for kind in kinds]
+    sparse = "sparse" in getattr(stated, "mlp_layer_types", ["sparse"])
+    routed = sparse and "num_experts_per_tok" in config
+    return (expert_model if routed else decoder_model)(name, stated, family)
+
+
+def jamba_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the decoder of a configuration of Jamba, whose scans are those of Mamba 1."""
+    periods = [
+        (getattr(stated, f"{kind}_layer_period"), getattr(stated, f"{kind}_layer_offset"))
+        for kind in ("attn", "expert")
+    ]
+    attends, routes = (
+        [at % every == first for at in range(stated.num_hidden_layers)] for every, first in periods
+    )
+    stated.mixed_types = [FULL if each else LINEAR for each in attends]
+    several = stated.num_experts > 1
+    stated.mlp_layer_types = ["sparse" if each and several else "dense" for each in routes]
+    stated.inner = stated.mamba_expand * stated.hidden_size
+    if stated.mamba_dt_rank == "auto":
+        stated.mamba_dt_rank = -(-stated.hidden_size // 16)
+    return hybrid_model(name, stated, family)
+
+
+def _mixed_layers(config: SimpleNamespace, family: Family) -> dict[int, dict[str, Any]]:
+    """What layers have that scan the sequence, or have one part alone."""
+    if not family.mixer:
+        return {}
+    sizes = {place: getattr(config, source) for place, source in family.mixer["sizes"].items()}
+    mixer = MixerShape(family.mixer["names"], **sizes)
+    alone = bool(family.mixer.get("alone"))
+    return {
+        layer: {"mixer": mixer if kind == LINEAR else None}
+        | ({"part": PARTS[kind]} if alone else {})
+        for layer, kind in enumerate(config.layer_types)
+    }
 
 
 def _windows(config: SimpleNamespace) -> tuple[int | None, ...] | None:

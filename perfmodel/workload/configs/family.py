@@ -40,6 +40,7 @@ Function = Literal[
 ]
 """Activation functions whose work is known."""
 AttentionKind = Literal["full_attention", "sliding_attention"]
+MixedKind = Literal["full_attention", "linear_attention", "attention", "mamba", "mlp", "moe"]
 
 CompressedKind = Literal[
     "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -79,7 +80,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         (
             "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
             "sliding_window_pattern no_rope_layer_interval decoder_sparse_step "
-            "interleave_moe_layer_step global_attn_every_n_layers layers_per_block"
+            "interleave_moe_layer_step global_attn_every_n_layers layers_per_block "
+            "full_attention_interval attn_layer_period expert_layer_period"
         ),
     ),
     (Layers | None, "num_decoder_layers"),
@@ -96,7 +98,11 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "decoder_ffn_dim embed_dim window_size "
             "num_conv_pos_embeddings num_conv_pos_embedding_groups global_head_dim hc_mult "
             "o_groups o_lora_rank hc_sinkhorn_iters num_codevectors_per_group "
-            "num_codevector_groups codevector_dim proj_codevector_dim num_negatives"
+            "num_codevector_groups codevector_dim proj_codevector_dim num_negatives "
+            "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim "
+            "linear_conv_kernel_dim n_groups state_size ssm_state_size chunk_size expand "
+            "mamba_num_heads mamba_head_dim mamba_n_heads mamba_n_groups mamba_d_state "
+            "mamba_d_conv mamba_expand mamba_chunk_size"
         ),
     ),
     (
@@ -115,7 +121,13 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         ),
     ),
     (Window | None, "sliding_window pad_token_id"),
-    (Window, "num_kv_shared_layers hidden_size_per_layer_input num_hash_layers"),
+    (
+        Window,
+        (
+            "num_kv_shared_layers hidden_size_per_layer_input num_hash_layers attn_layer_offset "
+            "expert_layer_offset"
+        ),
+    ),
     (tuple[CompressedKind, ...] | None, "kinds"),
     (dict[CompressedKind, Width] | None, "compress_rates"),
     (tuple[Literal[0, 4, 128], ...] | None, "compress_ratios"),
@@ -128,8 +140,11 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         int,
         "max_window_layers first_k_dense_replace max_relative_positions position_buckets",
     ),
-    (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers"),
+    (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers attn_layer_indices"),
     (tuple[AttentionKind, ...] | None, "layer_types"),
+    (tuple[MixedKind, ...] | None, "mixed_types"),
+    (Annotated[str, Field(pattern="^[-ME*]+$")] | None, "hybrid_override_pattern"),
+    (Literal["auto"] | Width, "mamba_d_head mamba_dt_rank"),
     (Pixels, "image_size"),
     (
         Rate,
@@ -152,7 +167,8 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "new_decoder_architecture multi_query use_mask_token norm_bias decoder_bias "
             "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual "
             "use_linear_projection do_stable_layer_norm conv_bias position_biased_input "
-            "attention_k_eq_v use_double_wide_mlp enable_moe_block"
+            "attention_k_eq_v use_double_wide_mlp enable_moe_block use_conv_bias residual_in_fp32 "
+            "mamba_conv_bias"
         ),
     ),
     (
@@ -162,7 +178,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
             "apply_residual_connection_post_layernorm prefix_lm qk_ln attn_uses_sequence_id bias "
             "use_swiglu_ffn classifier_bias sparse_prediction downsample_in_first_stage "
             "downsample_in_bottleneck upcast_attention norm_elementwise_affine "
-            "use_absolute_embeddings add_adapter talking_head"
+            "use_absolute_embeddings add_adapter talking_head mamba_proj_bias"
         ),
     ),
     (
@@ -190,7 +206,7 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         None,
         (
             "clip_qkv index_topk_pattern cross_attention_dim class_embed_type time_embedding_dim "
-            "encoder_hid_dim adapter_attn_dim"
+            "encoder_hid_dim adapter_attn_dim moe_latent_size"
         ),
     ),
     (Literal["ada_norm_zero"], "norm_type"),
@@ -244,6 +260,8 @@ class Family:
     `shape`, `block`: where the zoo's shape differs from the usual, and its block or its experts.
     `also`: other names of fields, as older files or newer classes have them.
     `stated`: fields of the zoo's shape that follow from a field of the file alone.
+    `mixer`: of hybrid models, `names` of their mixer, and by `sizes` the fields that state its own;
+        `alone`: whether each layer has one part.
     """
 
     name: str
@@ -256,6 +274,7 @@ class Family:
     stated: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
     other_heads: Sequence[str] = ()
+    mixer: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> type[HubConfig]:

@@ -19,7 +19,13 @@ from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.model import ExpertCount
 from perfmodel.workload.configs import family_models, image_models
-from perfmodel.workload.configs.decoder_models import decoder_model, expert_model, gemma4_model
+from perfmodel.workload.configs.decoder_models import (
+    decoder_model,
+    expert_model,
+    gemma4_model,
+    hybrid_model,
+    jamba_model,
+)
 from perfmodel.workload.configs.family import (
     Family,
     Function,
@@ -56,6 +62,8 @@ sliding_window layer_types norm_topk_prob routed_scaling_factor router_aux_loss_
 router_jitter_noise aux_loss_alpha seq_aux topk_method scoring_func moe_layer_freq
 experts_per_token num_experts num_local_experts n_shared_experts swiglu_alpha swiglu_limit
 qk_head_dim head_dim query_pre_attn_scalar _sliding_window_pattern hidden_act hidden_activation
+time_step_limit time_step_min time_step_max time_step_floor time_step_rank rescale_prenorm_residual
+use_mamba_kernels use_mambapy use_associative_scan mamba_ssm_cache_dtype num_logits_to_keep
 embedding_multiplier logits_scaling residual_multiplier attention_multiplier use_qk_norm
 attention_chunk_size attn_temperature_tuning floor_scale attn_scale for_llm_compressor
 scale_attn_weights summary_type summary_use_proj summary_activation summary_proj_to_labels
@@ -338,6 +346,8 @@ _MAKERS: Mapping[str, Callable[..., Buildable]] = {
     "decoder": decoder_model,
     "expert": expert_model,
     "gemma4": gemma4_model,
+    "hybrid": hybrid_model,
+    "jamba": jamba_model,
     "stack": family_models.stack_model,
     "falcon": family_models.falcon_model,
     "bert": family_models.bert_model,
@@ -393,7 +403,7 @@ def _family(kind: str) -> Family:
         for name, fields in row.get("sections", {}).items()
     }
     types = {name: _TYPES[each] for name, each in row.get("types", {}).items()}
-    rest = ("fixed", "shape", "block", "stated", "also", "other_heads")
+    rest = ("fixed", "shape", "block", "stated", "also", "other_heads", "mixer")
     return Family(
         row["name"],
         _MAKERS[row["make"]],

@@ -177,6 +177,7 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
             shape.width,
             after=family.after_attention,
             added=True,
+            gated=shape.gated_attention,
         ),
     ]
 
@@ -211,6 +212,7 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
             head_norm=q_norm,
             ready_first=names(q_ready),
             rotary=True,
+            gate=shape.gated_attention * queries,
         ),
         projection(
             place,
@@ -265,9 +267,11 @@ def feed_forward_part(
     wide = (width or place.shape.mlp_width) // shard.tensor
     norm, after = family.before_mlp if normed else "", family.after_mlp
     if place.shape.ungated:
+        paths = f"{path}.up_proj", f"{path}.down_proj"
+        up, down = (family.up, family.down) if path == "mlp" else paths
         return [
-            projection(place, family.up, h, wide, norm=norm, begins=True),
-            projection(place, family.down, wide, h, after=after, added=True, activated=True),
+            projection(place, up, h, wide, norm=norm, begins=normed, shares_input=not normed),
+            projection(place, down, wide, h, after=after, added=True, activated=True),
         ]
     maps = [
         projection(
@@ -303,6 +307,7 @@ def projection(
     shares_input: bool = False,
     activated: bool = False,
     begins: bool = False,
+    gate: int = 0,
 ) -> Module:
     """One map of a block, with what stands before and after it.
 
@@ -318,12 +323,15 @@ def projection(
     `activated`: whether the input is what the activation function of an ungated part put out.
     `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
     `shares_input`: with another part, which keeps it, too, but gathers it for itself.
+    `gate`: further outputs, which are neither normalised nor turned.
     """
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = norm_work(shape)
     function = ACTIVATIONS[shape.ungated] if activated and shape.ungated else NO_FUNCTION
-    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=_has_bias(shape, name))
+    own = weight_and_bias(
+        f"{place.prefix}.{name}", outputs + gate, inputs, bias=_has_bias(shape, name)
+    )
     gain = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
     normed = gain if norm and not shape.plain_norms else ()
     ended = weight_and_bias(f"{place.prefix}.{after}", outputs, bias=False) if after else ()
@@ -352,7 +360,7 @@ def projection(
         f"{place.prefix}.{name}",
         s,
         inputs,
-        outputs,
+        outputs + gate,
         parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + norm_ready(normed, shape),
         vector_elements=float(

@@ -19,6 +19,7 @@ class DecoderNames:
     `qkv`, `gate_up`: of one map for queries, keys and values, and for the gate and what it gates;
         "": each has its own.
     `up`, `down`: of the maps of the feed-forward part.
+    `replaced`: parts of Llama's names, and what stands for them, one after the other.
     """
 
     registered: Sequence[str]
@@ -30,6 +31,59 @@ class DecoderNames:
     gate_up: str = ""
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    replaced: Sequence[Sequence[str]] = ()
+
+    def of(self, name: str) -> str:
+        """Return the family's name of a module that Llama calls so."""
+        for ours, theirs in self.replaced:
+            name = name.replace(ours, theirs)
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class MixerNames:
+    """Names and maps of a mixer, which runs along a sequence in place of attention.
+
+    `rule`: of its `Scan`; `path`: in the block, `out`: of its last map, `norm`: of the one before.
+    `maps`: of its input: how many numbers, keys and values of all heads each puts out.
+    `vectors`: parameters with a number for each head.
+    `ready`: parameters but for the maps', in the order in which their gradients are complete.
+    `whole_norm`: whether the norm has a gain for each value, not for those of one head.
+    `copied`: keys and values that are laid out anew after the maps, read and written.
+    """
+
+    rule: str
+    path: str
+    maps: Mapping[str, Mapping[str, int]]
+    ready: Sequence[str]
+    vectors: Sequence[str] = ("dt_bias", "A_log")
+    whole_norm: bool = False
+    copied: Mapping[str, int] = field(default_factory=dict)
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+MIXER_NAMES = {name: MixerNames(**fields) for name, fields in module_names("mixers").items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MixerShape:
+    """Sizes of a mixer; `names`: row of `MIXER_NAMES`, the others as in `Scan`.
+
+    `kernel`: tokens of the convolution before the scan; `biased`: whether it has a bias.
+    `rank`: of the maps to the step sizes of each value, and keys, which Mamba 1 has behind its
+        convolution; 0: these come from the first maps, and are convolved, too.
+    """
+
+    names: str
+    heads: int
+    groups: int
+    value_size: int
+    key_size: int
+    chunk: int = 64
+    kernel: int = 4
+    biased: bool = False
+    rank: int = 0
 
 
 DECODER_NAMES = {name: DecoderNames(**fields) for name, fields in module_names("decoders").items()}
@@ -83,6 +137,10 @@ class DecoderShape:
     `own_rotaries`: whether sliding and full attention turn at rates of their own (Gemma 3, OLMo 3).
     `turned_apart`: whether turned elements are joined with the rest anew; None: where there is one.
     `learned_positions`: whether a table of `positions` rows is added to the embeddings.
+    `gated_attention`: whether the map of queries has a gate, too, of what attention puts out (Qwen
+        3 Next).
+    `mixer`: what a layer has in place of attention; `part`: the one of its two parts that it has.
+    `wide_stream`: whether what flows between blocks is fp32 in any precision (Mamba 2).
     """
 
     layers: int
@@ -130,6 +188,10 @@ class DecoderShape:
     own_rotaries: bool = False
     turned_apart: bool | None = None
     learned_positions: bool = False
+    gated_attention: bool = False
+    mixer: MixerShape | None = None
+    part: Literal["both", "tokens", "features"] = "both"
+    wide_stream: bool = False
     names: str | None = None
 
     @property

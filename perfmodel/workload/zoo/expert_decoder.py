@@ -31,7 +31,6 @@ from perfmodel.workload.zoo.compressed_attention import (
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     BlockPlace,
-    attention_part,
     check_norms,
     feed_forward_part,
     kept_by_norm,
@@ -63,9 +62,12 @@ from perfmodel.workload.zoo.layers import (
 from perfmodel.workload.zoo.llama import (
     block_scaled,
     head_and_loss,
+    named,
     rotary_buffers,
     token_embedding,
 )
+from perfmodel.workload.zoo.mixers import NOTE as SCAN_NOTE
+from perfmodel.workload.zoo.mixers import check_mixers, mixers_of, token_part
 from perfmodel.workload.zoo.routed_part import BIAS, RoutedPlace, routed_part
 
 PREFIX = "model.layers.mtp"
@@ -201,6 +203,7 @@ def expert_decoder(
         f"1 for {name!r} with library: torch, or library: megatron",
     )
     check_norms(name, decoder, shard)
+    check_mixers(name, decoder, shard)
     blocks = [
         _block(
             BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard),
@@ -258,6 +261,7 @@ def expert_decoder(
             *(INDEX_NOTE,)
             * bool(isinstance(shape.latent, LatentShape) and shape.latent.index_heads),
             *(NOTE,) * bool(collapse),
+            *(SCAN_NOTE,) * bool(mixers_of(decoder)),
             *(SHARED_NOTE,) * bool(second),
         ),
         routed_share=routed.top_k / routed.experts,
@@ -281,12 +285,15 @@ def _block(
     attention = (
         latent_attention_part(place, shape.latent)
         if shape.latent
-        else attention_part(place, shape.decoder.window_of(number))
+        else token_part(place, shape.decoder.window_of(number))
     )
-    if not shape.routed.is_routed(number):
-        return [*attention, *feed_forward_part(place, path=called.path)]
-    experts = routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))
-    return block_scaled(place, [*attention, *experts])
+    parts = attention
+    if shape.routed.is_routed(number):
+        experts = routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))
+        parts = block_scaled(place, [*attention, *experts])
+    elif place.shape.part != "tokens":
+        parts = [*attention, *feed_forward_part(place, path=called.path)]
+    return [named(place.shape, part) for part in parts]
 
 
 def _mixing_block(
@@ -317,7 +324,7 @@ COMPRESSED = "DeepseekV4ForCausalLM"
 
 
 def _module_order(family: str, shape: ExpertShape) -> Sequence[str]:
-    if shape.routed.beside:
+    if shape.decoder.names:
         return shape.decoder.block_names.registered
     called, latent = EXPERT_NAMES.get(family, USUAL_NAMES), shape.latent
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]

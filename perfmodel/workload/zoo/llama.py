@@ -20,7 +20,6 @@ from perfmodel.workload.shard import (
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
-    attention_part,
     check_norms,
     feed_forward_part,
     kept_by_norm,
@@ -43,13 +42,20 @@ from perfmodel.workload.zoo.layers import (
     linear,
     names,
     numels,
+    renamed,
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.mixers import NOTE, check_mixers, mixers_of, token_part
 from perfmodel.workload.zoo.transformer import token_tables
 
 CAP_PASSES = 3 * ACTIVATION_PASSES
 """Logits over the cap, tanh, times the cap: three operations."""
+
+
+def named(shape: DecoderShape, part: Module) -> Module:
+    """Return a part with the names of its family."""
+    return renamed(part, shape.block_names.of) if shape.block_names.replaced else part
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
@@ -88,6 +94,7 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
         indexed=len(tables),
         shard=shard,
     )
+    part = named(shape, part)
     if not (shape.scaled_embedding or shape.scaled_branches):
         return part
     moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * h)
@@ -120,7 +127,7 @@ def head_and_loss(
     passes, _ = norm_work(shape)
     saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
     saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
-    return linear(
+    scored = linear(
         name,
         rows,
         h,
@@ -146,6 +153,7 @@ def head_and_loss(
         + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )
+    return named(shape, scored)
 
 
 def llama(
@@ -178,6 +186,7 @@ def llama(
     own = next((own for own in FAMILIES if name in FAMILIES[own]), "LlamaForCausalLM")
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
+    check_mixers(name, shape, shard)
     weight = [each for each in last.parameters if each[0] == "lm_head.weight"]
     if shape.side_width:
         allowed = "a table of its layers is not split"
@@ -202,7 +211,9 @@ def llama(
             *weight,
         ],
         buffers=rotary_buffers(shape),
-        notes=(_CAP_NOTE,) * shape.capped + (_SIDE_NOTE,) * bool(shape.side_width),
+        notes=(_CAP_NOTE,) * shape.capped
+        + (_SIDE_NOTE,) * bool(shape.side_width)
+        + (NOTE,) * bool(mixers_of(shape)),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * shape.width),
     )
@@ -219,11 +230,15 @@ def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Modul
     """Attention part, then feed-forward part."""
     place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
     parts = [
-        *attention_part(place, shape.window_of(number)),
-        *feed_forward_part(place, normed=not shape.parallel),
+        *token_part(place, shape.window_of(number)),
+        *(
+            feed_forward_part(place, normed=not shape.parallel)
+            if place.shape.part != "tokens"
+            else ()
+        ),
         *(side_part(place) if shape.side_width else ()),
     ]
-    return block_scaled(place, parts)
+    return [named(shape, part) for part in block_scaled(place, parts)]
 
 
 def block_scaled(place: BlockPlace, parts: Sequence[Module]) -> list[Module]:

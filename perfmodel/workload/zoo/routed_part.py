@@ -40,6 +40,7 @@ from perfmodel.workload.zoo.decoder_sizes import (
 from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
@@ -196,7 +197,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
     block, routed = place.block, place.routed
     s, h, rows = place.tokens, block.shape.width, place.rows
-    wide = routed.width // place.settings.tensor
+    wide, ungated = routed.width // place.settings.tensor, block.shape.ungated
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
     if place.settings.dispatch_dtype == "fp8":
@@ -206,9 +207,9 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + pairs * h + ADD_PASSES * s * h
     widen = _grouped(
         place,
-        "gate_up_proj",
+        "up_proj" if ungated else "gate_up_proj",
         h,
-        2 * wide,
+        wide if ungated else 2 * wide,
         vector=gathered,
         fused=ACTIVATION_PASSES * pairs * h,
         saved=rows * h + routed.weighs_input * pairs * h,
@@ -218,8 +219,10 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         calls=_dispatch_calls(place),
     )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
-    adds_bias = routed.biased and place.settings.implementation == "per-expert"
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
+    if ungated:
+        passes, gate_kept = ACTIVATIONS[ungated].passes, float(ACTIVATIONS[ungated].saved)
+    adds_bias = routed.biased and place.settings.implementation == "per-expert"
     narrow = _grouped(
         place,
         "down_proj",

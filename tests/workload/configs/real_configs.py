@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from perfmodel.workload.configs.decoder_models import expert_model
 from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
+from perfmodel.workload.kernels.shapes import Scan
+from perfmodel.workload.model import Layer
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.t5 import target_tokens
 
@@ -71,6 +74,38 @@ SHARED_EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
     "first_k_dense_replace": 1,
+}
+MAMBA2 = {
+    "model_type": "mamba2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_heads": 8,
+    "head_dim": 16,
+    "state_size": 16,
+    "vocab_size": 400,
+    "pad_token_id": 0,
+}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 160,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 64,
+    "vocab_size": 400,
+}
+DELTA = {
+    "head_dim": 32,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
 }
 GPT2 = {
     "model_type": "gpt2",
@@ -264,6 +299,62 @@ CONFIGS: dict[str, dict[str, Any]] = {
         head_dim=16,
         intermediate_size_mlp=96,
         interleave_moe_layer_step=2,
+    ),
+    "mamba2": {**MAMBA2, "n_groups": 2, "chunk_size": 64},
+    "mamba2, a group for each head, tied": {
+        **MAMBA2,
+        "n_groups": 8,
+        "chunk_size": 32,
+        "tie_word_embeddings": True,
+        "use_conv_bias": False,
+        "residual_in_fp32": False,
+    },
+    "nemotron_h": {
+        **NEMOTRON_H,
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 96,
+    },
+    "nemotron_h, by a pattern": {**NEMOTRON_H, "hybrid_override_pattern": "M-M*-", "head_dim": 24},
+    "qwen3_next": decoder(
+        "qwen3_next",
+        **{**DELTA, "linear_value_head_dim": 24},
+        **EXPERTS,
+        num_hidden_layers=4,
+        shared_expert_intermediate_size=96,
+        mlp_only_layers=[0],
+    ),
+    "qwen3_5_text": decoder(
+        "qwen3_5_text",
+        **DELTA,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "qwen3_5_moe_text": decoder(
+        "qwen3_5_moe_text",
+        **DELTA,
+        **EXPERTS,
+        shared_expert_intermediate_size=96,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "jamba": decoder(
+        "jamba",
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+    ),
+    "jamba, dense": decoder("jamba", num_experts=1, mamba_dt_rank=6, mamba_conv_bias=False),
+    "bamba": decoder(
+        "bamba",
+        num_hidden_layers=3,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=64,
     ),
     "gpt2": GPT2,
     "gpt2, ReLU, untied": {
@@ -556,9 +647,32 @@ SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 MIXED = frozenset(
     label
     for label, each in CONFIGS.items()
-    if FAMILIES[each["model_type"]].make is expert_model or "enable_moe_block" in each
+    if FAMILIES[each["model_type"]].make is expert_model
+    or each.keys() & {"moe_intermediate_size", "num_experts"}
 )
 """Labels of decoders with experts."""
+SCANNING = frozenset(label for label, each in CONFIGS.items() if FAMILIES[each["model_type"]].mixer)
+"""Labels of models whose layers scan the sequence."""
+
+
+def scan_apart(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Operations of a sample that transformers' own scan has more than the algorithm, or less.
+
+    It convolves (over the padding, too); repeats keys for the heads that share them and mixes the
+    states of all chunks; or solves the system of a chunk, which FlopCounterMode does not count.
+    """
+    scan = layer.matrix
+    if not isinstance(scan, Scan):
+        return 0.0
+    channels, _, kernel = shapes[layer.name.replace(".scan", ".conv1d.weight")]
+    convolved = 2 * channels * kernel * (scan.tokens + kernel - 1)
+    if scan.rule == "selective":
+        return float(convolved)
+    pairs, state = scan.tokens * scan.chunk, scan.heads * scan.value_size * scan.key_size
+    if scan.rule == "gated_delta":
+        return float(convolved - 2 * pairs * scan.heads * (scan.value_size + scan.key_size))
+    repeated = 2 * pairs * (scan.heads - scan.groups) * scan.key_size
+    return float(convolved + repeated + 2 * (scan.tokens // scan.chunk + 1) ** 2 * state)
 
 
 def written(folder: Path, label: str) -> Buildable:

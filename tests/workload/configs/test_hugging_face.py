@@ -21,12 +21,14 @@ from tests.workload.configs.real_configs import (
     MIXED,
     RELATIVE,
     SAME_CLASS,
+    SCANNING,
     SHARED_KEYS,
     TOKENS,
     batch,
     loss_of,
     real_module,
     sample_of,
+    scan_apart,
     written,
 )
 
@@ -58,7 +60,10 @@ DENSE_EXPERTS = ("llama4_text",)
 def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     label: str, tmp_path: Path
 ) -> None:
-    """Under autocast, attention not fused; of experts see `test_expert_models`."""
+    """Under autocast, attention not fused; of experts see `test_expert_models`.
+
+    Scans keep what their kernels do, which are not those of this module.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     from tests.workload.saved.saved_tensors import saved_bytes
@@ -75,12 +80,14 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     assert [(tensor.name, tensor.shape) for tensor in ours.tensors] == names_of(module)
     assert ours.buffer_bytes == sum(b.numel() * b.element_size() for b in module.buffers())
     if label not in DENSE_EXPERTS:
+        shapes = {tensor.name: tensor.shape for tensor in ours.tensors}
         operations = sum(
-            layer.matmul_flops * (1 if getattr(layer.matrix, "shared", False) else BATCH)
+            (layer.matmul_flops + scan_apart(layer, shapes))
+            * (1 if getattr(layer.matrix, "shared", False) else BATCH)
             for layer in ours.layers
         )
         assert operations == pytest.approx(counter.get_total_flops(), rel=1e-4)
-    if label not in MIXED:
+    if label not in MIXED | SCANNING:
         precision = "bf16" if casts else "fp32"
         counted = activation_bytes(ours, BATCH, precision, fused_attention=False)
         weights = 2 * sum(layer.weight_elements for layer in ours.layers if layer.matmul_flops)
@@ -142,7 +149,17 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
     assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.025)
 
 
-NO_SDPA = (*SCALED, "deepseek_v4", "gpt_oss", "gemma2", "bloom", "mpt", "resnet", "convnext")
+NO_SDPA = (
+    *SCALED,
+    "mamba2",
+    "deepseek_v4",
+    "gpt_oss",
+    "gemma2",
+    "bloom",
+    "mpt",
+    "resnet",
+    "convnext",
+)
 
 
 @pytest.mark.slow
@@ -235,11 +252,11 @@ def test_text_models_of_families_that_see(kind: str, flat: bool, tmp_path: Path)
     )
 
 
-@pytest.mark.parametrize("kind", ["dbrx", "gptj", "codegen", "qwen3_next", "mamba", "mamba2"])
+@pytest.mark.parametrize("kind", ["dbrx", "gptj", "codegen", "falcon_h1", "mamba", "zamba2"])
 def test_families_that_the_zoo_has_not_name_the_command_that_takes_them(
     kind: str, tmp_path: Path
 ) -> None:
-    """As transformers writes them: Mamba 2 has a limit that is infinite."""
+    """As transformers writes them: Zamba 2 has a limit that is infinite."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(hf.AutoConfig.for_model(kind).to_dict()))
     with pytest.raises(InputError) as caught:
@@ -435,6 +452,8 @@ NOT_THEIRS = {
     "num_decoder_layers",
     "layer_types",
     "n_positions",
+    "mamba_d_head",
+    "mamba_dt_rank",
 }
 """Classes have these of the base class, or worked out of others; tied weights are tested above."""
 
