@@ -52,7 +52,8 @@ SEEN = Path(__file__).with_name("entries") / "seen.yaml"
 ROOT = Path(__file__).parents[2]
 MODEL = ("perfmodel", "topologies")
 """Folders that predictions follow from; their last commit is that of a prediction."""
-OWN_GPUS = ("h100", "h200")
+OWN = (("h100", "steps"), ("h200", "steps"), ("h100", "optimizers"), ("h100", "hybrids"))
+"""GPUs that were measured, and tables of cases."""
 
 
 def collect(folder: Path, own: Path = FOLDER) -> Collected:
@@ -146,9 +147,9 @@ def append_own(path: Path = FILE, entered: str = "") -> int:
     """Append our own measurements, predicted by the version that stands beside them."""
     known: set[Key] = {entry.prediction.key for entry in read_entries(path)}
     written = 0
-    for gpu in OWN_GPUS:
-        version, predicted = own_predictions(gpu)
-        commit = last_commit(FOLDER / "predicted" / f"{gpu}_steps.csv")
+    for gpu, cases in OWN:
+        version, predicted = own_predictions(gpu, cases=cases)
+        commit = last_commit(FOLDER / "predicted" / f"{gpu}_{cases}.csv")
         new = [
             Entry(Origin(version, commit, entered), each)
             for each in predicted

@@ -82,8 +82,8 @@ def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> floa
     Raises `InputError`: the GPU has no bf16, in which they are.
     """
     updates = _updates(workload, optimizer)
-    elements_s = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
-    elements_s /= gpu.peak_flops["fp32"]
+    flops = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
+    elements_s = flops / gpu.peak_flops["fp32"]
     shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
     if not shapes:
         return elements_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 GPT2 = {
@@ -32,6 +33,9 @@ VIT = {
     "vit-huge-patch14-224": (32, 1280, 16, 5120, 14),
 }
 """Layers, width, heads, MLP width, side of a patch (Dosovitskiy et al. 2020, arXiv 2010.11929)."""
+
+CONFIGS = Path(__file__).parent / "hybrids"
+"""Files of hybrids (config.json of transformers): sizes as published, or small ones of a family."""
 
 Loss = Callable[[Any, Any], Any]
 """Loss of a module on inputs."""
@@ -65,6 +69,10 @@ def build(torch: Any, cells: Mapping[str, str], device: str) -> tuple[Any, Any, 
 def _language_model(name: str, cells: Mapping[str, str]) -> Any:
     import transformers
 
+    if (CONFIGS / f"{name}.json").exists():
+        config = transformers.AutoConfig.from_pretrained(CONFIGS / f"{name}.json")
+        config.use_cache = False
+        return transformers.AutoModelForCausalLM.from_config(config)
     kernel = "sdpa" if cells["fused_attention"] == "1" else "eager"
     common = {"attn_implementation": kernel, "use_cache": False}
     if name in GPT2:

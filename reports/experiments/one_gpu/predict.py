@@ -12,6 +12,7 @@ from pathlib import Path
 from perfmodel.scenario import Scenario, make_scenario
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.version import __version__
+from reports.experiments.one_gpu.modules import CONFIGS
 from reports.experiments.one_gpu.run import STEPS, read_cases, search_largest, write_rows
 
 COLUMNS = (
@@ -23,7 +24,9 @@ COLUMNS = (
 def scenario_of(cells: Mapping[str, str], node: str, batch: int | None = None) -> Scenario:
     """Return the scenario of a case on a node."""
     length, in_bf16 = cells["sequence_length"], cells["dtype"] == "bf16"
-    model: dict[str, object] = {"name": cells["model"], "dtype": cells["dtype"]}
+    config = CONFIGS / f"{cells['model']}.json"
+    named = {"config": str(config)} if config.exists() else {"name": cells["model"]}
+    model: dict[str, object] = {**named, "dtype": cells["dtype"]}
     compute: dict[str, object] = {
         **{name: cells[name] for name in ("precision", "optimizer", "optimizer_kernels")},
         **{name: cells[name] == "1" for name in ("channels_last", "fused_attention", "compiled")},

@@ -23,10 +23,14 @@ from reports.experiments.one_gpu import kernels, steps
 
 HERE = Path(__file__).parent
 
-STEPS = {"steps": "cases", "optimizers": "optimizers"}
+STEPS = {"steps": "cases", "optimizers": "optimizers", "hybrids": "hybrids"}
 """Files that are written of steps, and the table of cases of each."""
 
-VERSIONS_OF = ("torch", "transformers", "torchvision", "bitsandbytes", "pytorch_optimizer")
+VERSIONS_OF = (
+    *("torch", "transformers", "torchvision", "bitsandbytes", "pytorch_optimizer"),
+    *("mamba_ssm", "causal_conv1d", "fla"),
+)
+"""Packages whose versions are written down. Hybrids need the last three: else torch runs them."""
 
 
 def read_cases(name: str = "cases") -> list[dict[str, str]]:

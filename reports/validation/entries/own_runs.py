@@ -11,15 +11,18 @@ FOLDER = Path(__file__).parents[2] / "experiments" / "one_gpu"
 STEPS, BATCHES = "steps", "largest_batches"
 
 
-def own_predictions(gpu: str, folder: Path = FOLDER) -> tuple[str, list[Prediction]]:
+def own_predictions(
+    gpu: str, folder: Path = FOLDER, cases: str = STEPS
+) -> tuple[str, list[Prediction]]:
     """Put together what was predicted and measured of a GPU.
 
     `gpu`: "h100", as the files are named.
+    `cases`: "steps", to which the largest batches belong, "optimizers" or "hybrids".
     Returns the version that predicted, and its predictions; none where one of the files is missing.
     """
-    steps = _pairs(folder, f"{gpu}_{STEPS}")
-    batches = _pairs(folder, f"{gpu}_{BATCHES}")
-    table = f"one_gpu, {gpu}"
+    steps = _pairs(folder, f"{gpu}_{cases}")
+    batches = _pairs(folder, f"{gpu}_{BATCHES}") if cases == STEPS else []
+    table = f"one_gpu, {gpu}" + (f" {cases}" if cases != STEPS else "")
     found = []
     for name, predicted, measured in steps:
         if measured["outcome"] == "measured":

@@ -90,7 +90,8 @@ def test_recorded_times_of_an_h100(library: str) -> None:
 
 # NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of 2026-09-28, two sequences,
 # 64 heads of 128, 8 of keys, causal; and Shah et al. 2024 (arXiv 2407.08608, figures 5 and 6), of
-# which these are the times of 16,384 tokens, 2,048 wide, all keys seen, at 646 and 559, 496 and 472 TFLOP/s
+# which these are the times of 16,384 tokens, 2,048 wide, all keys seen, at 646 and 559, 496 and
+# 472 TFLOP/s
 @pytest.mark.parametrize(
     ("library", "gpu", "shape", "forward_ms", "backward_ms"),
     [
