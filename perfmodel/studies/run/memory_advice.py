@@ -71,7 +71,11 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
         return [_verdict(each) for each in fullest]
     is_large = any(each.size.gpus >= MANY_RANKS for _, each, _ in fullest)
     most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
-    steps = [(_step_s(each[1]), _verdict(each)) for each in fullest[:most]]
+    steps = [
+        (time_s, _verdict(each))
+        for each in fullest[:most]
+        if (time_s := _step_s(each[1])) is not None
+    ]
     return [
         *(
             f"{verdict}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
@@ -102,10 +106,14 @@ def _verdict(candidate: Candidate) -> str:
     )
 
 
-def _step_s(sized: SizedJob) -> float:
+def _step_s(sized: SizedJob) -> float | None:
+    """Return the time of a step; None where its pipeline cannot order what the change asks for."""
     if sized.size.gpus >= MANY_RANKS:  # whose collectives would fill the memory for all of them
         sized = sized.with_own_times()
-    return simulate_reported(sized).step_time_s
+    try:
+        return simulate_reported(sized).step_time_s
+    except PerfmodelError:
+        return None
 
 
 # ---------------------------------------------------------------- changes

@@ -107,7 +107,7 @@ def test_what_another_optimizer_would_need_is_not_proposed() -> None:
         "model": {"name": "llama3-8b", "sequence_length": 2048},
         "compute": {"precision": "bf16"},
         "cluster": {"node": "dgx-h100"},
-        "training": {"batch_per_gpu": 2},
+        "training": {"batch_per_gpu": 4},
         "strategy": {"kind": "megatron"},
     }
     memory = run_scenario(make_scenario(content)).main.memory
@@ -117,3 +117,22 @@ def test_what_another_optimizer_would_need_is_not_proposed() -> None:
     offloading = {"kind": "zero", "offload_optimizer": {"device": "cpu"}}
     with pytest.raises(InputError, match=r"compute\.optimizer: found 'sgd.*DeepSpeedCPUAdam"):
         make_scenario(content | {"strategy": offloading})
+
+
+def test_a_change_that_a_pipeline_cannot_run_is_not_proposed() -> None:
+    """FSDP that gathers in each micro-batch fits, and its order is none of a pipeline's."""
+    scenario = make_scenario(
+        {
+            "perfmodel": 1,
+            "model": {"name": "llama3.2-3b", "dtype": "bf16", "sequence_length": 1024},
+            "compute": {"precision": "bf16", "optimizer": "adamw"},
+            "cluster": {"node": "l40s-x8"},
+            "training": {"batch_per_gpu": 4},
+            "parallel": {"pipeline": 2},
+            "strategy": {"kind": "ddp", "accumulate": 4},
+        }
+    )
+    memory = run_scenario(scenario).main.memory
+    assert not memory.fits
+    assert memory.advice
+    assert not any(line.startswith("strategy.kind: fsdp:") for line in memory.advice)
