@@ -19,6 +19,8 @@ from perfmodel.units import format_bytes, format_time
 
 MOST_SIMULATED = 8
 """Changes that fit are simulated, at most so many: those that leave the least memory over."""
+MOST_MICRO_BATCHES = 64
+"""Of a step that is simulated; one of sharded data parallelism takes 30 ms for each."""
 MOST_SIMULATED_LARGE = 2
 """The same on `MANY_RANKS` or more, where each takes seconds and up to two gigabytes."""
 
@@ -71,19 +73,21 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
         return [_verdict(each) for each in fullest]
     is_large = any(each.size.gpus >= MANY_RANKS for _, each, _ in fullest)
     most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
+    short = [each for each in fullest if each[1].job.options.accumulate <= MOST_MICRO_BATCHES]
     steps = [
         (time_s, _verdict(each))
-        for each in fullest[:most]
+        for each in short[:most]
         if (time_s := _step_s(each[1])) is not None
     ]
+    others = [each for each in fullest[:MOST_SIMULATED] if each not in short[:most]]
     return [
         *(
             f"{verdict}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
             for time_s, verdict in sorted(steps, key=itemgetter(0))
         ),
         *(
-            f"{_verdict(each)}; its step was not simulated on so many GPUs"
-            for each in fullest[most:MOST_SIMULATED]
+            f"{_verdict(each)}; its step, of so many GPUs or micro-batches, was not simulated"
+            for each in others
         ),
     ]
 

@@ -129,7 +129,9 @@ def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> 
     if not options.offload_param:
         kept += part + (part * ranks // holders if holders > 1 else 0)
     largest = max(tensor.numel for tensor in setup.trained)
-    _, live = trace_fetches(workload, options, drive_tensors(workload, options, ranks))
+    # from the third micro-batch on they repeat
+    few = options.model_copy(update={"accumulate": min(3, options.accumulate)})
+    _, live = trace_fetches(workload, few, drive_tensors(workload, options, ranks))
     return replace(
         use,
         parameters_bytes=kept * item + workload.buffer_bytes,
