@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from perfmodel.arrays import RankGroup
 from perfmodel.library.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
-from perfmodel.library.model import CommLibrary, library_on
+from perfmodel.library.model import CommLibrary, library_on, load_library
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import apply_settings, with_socket_rates
 from perfmodel.memo import once
@@ -33,11 +33,14 @@ def make_machine(
         The settings decide which of its paths the library uses.
     library : CommLibrary
         As its file says; its numbers become those of this generation of GPU and kind of network.
+        Accelerators without NCCL have the rings of their makers' libraries in its place.
     settings : LibrarySettings, optional
     channels : int, optional
         Use no more than this many parallel rings; nor more than the library or the user allow.
     """
     chosen = settings or LibrarySettings()
+    if library.nccl_tuner and topology.gpu.accelerator:
+        library = load_library("rings")
     if library.nccl_tuner and topology.hosts > 1:
         chosen = chosen.on_network(topology.network)
     used = apply_settings(topology, chosen)

@@ -14,7 +14,9 @@ from perfmodel.topology.routing.clos import Tiers
 if TYPE_CHECKING:
     import networkx as nx
 
-NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo", "omni-path"]
+NetworkKind = Literal[
+    "none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo", "omni-path", "ici"
+]
 """Network between hosts: RDMA over InfiniBand or Ethernet, AWS's EFA, sockets, Google's
 GPUDirect-TCPX (and TCPXO), Omni-Path; "none" for a machine without NICs."""
 
@@ -84,6 +86,11 @@ class Gpu:
     def amd(self) -> bool:
         """Whether it is one of AMD's, which RCCL joins and NCCL does not."""
         return self.generation.startswith("cdna")
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether it is no GPU of NVIDIA or AMD, so that its maker's library joins it."""
+        return self.generation in {"tpu", "trainium", "gaudi", "ascend", "dcu"}
 
     @property
     def clock_Hz(self) -> float:

@@ -215,7 +215,7 @@ else:
 class LibrarySection(FileModel):
     """The communication library, and what of its own choices to override."""
 
-    name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
+    name: Literal["nccl", "plain", "gloo", "mpi", "rings"] = "nccl"
     algorithm: AlgorithmName = Field(
         default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
     )

@@ -1,4 +1,4 @@
-"""The table of GPUs: ``topologies/gpus.yaml`` and a user's own.
+"""The tables of GPUs: ``topologies/gpus.yaml``, ``accelerators.yaml`` and a user's own.
 
 Where a data sheet is all that is known of a GPU, the rest is estimated from GPUs that were
 measured. How far that may be off stands in ``workload/compute_spread.yaml``: there every shipped
@@ -150,7 +150,8 @@ def _matrix_peak(peaks: Mapping[str, float]) -> float:
 
 _UNSOURCED = {"generation", "sources", "source", "form", "pcie"}
 _OPTIONAL = {"power", "nvlink", *ESTIMATED}
-_KIND = re.compile(rb"^kind:[ \t]*[\"']?gpus\b", re.MULTILINE)
+_KIND = re.compile(rb"^kind:[ \t]*[\"']?(gpus|accelerators)\b", re.MULTILINE)
+_SHIPPED = ("gpus.yaml", "accelerators.yaml")
 
 
 def load_gpu(name: str) -> Gpu:
@@ -184,14 +185,14 @@ def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
 
 
 def _current_sections() -> Mapping[str, tuple[Path, ...]]:
-    """File of each GPU: the shipped table, then the user's own, whose entries win.
+    """File of each GPU: the shipped tables, then the user's own, whose entries win.
 
     Several where tables of one folder have the same name.
 
     Entries are read where a machine has the GPU, so that a fault in another stops nobody.
     """
     sections: dict[str, tuple[Path, ...]] = {}
-    for path in (data_folder("topologies") / "gpus.yaml", *user_tables()):
+    for path in (*(data_folder("topologies") / name for name in _SHIPPED), *user_tables()):
         for name in _read_names(path, path.stat().st_mtime_ns):
             others = [other for other in sections.get(name, ()) if other.parent == path.parent]
             sections[name] = (*others, path)

@@ -522,7 +522,7 @@ class GpuTable(FileModel):
     """The table of GPUs."""
 
     perfmodel: Literal[1]
-    kind: Literal["gpus"]
+    kind: Literal["gpus", "accelerators"]
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
     gpus: dict[str, GpuSpec]

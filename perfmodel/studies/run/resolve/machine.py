@@ -382,7 +382,7 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     All collectives of a step are off by the same factor at once, which is the worst case. Empty
     for libraries whose predictions from datasheets were not compared with recorded sweeps.
     """
-    if machine.library.name != "nccl" or len(machine.topology.ranks) < 2:
+    if machine.library.name not in {"nccl", "rings"} or len(machine.topology.ranks) < 2:
         return ()
 
     factors_of = cache(partial(factors_by_band, machine.topology))
