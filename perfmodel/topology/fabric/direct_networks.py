@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, refuse_if
-from perfmodel.topology.fabric.clos import Rails, plugged
+from perfmodel.topology.fabric.clos import Rails, one_switch, plugged
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -71,7 +71,7 @@ def direct_network(
     trunk_cables : int
         Parallel cables between neighbours.
     routing : str
-        "dimension-ordered", "valiant" or "ecmp".
+        "dimension-ordered", "valiant", "ecmp", or "adaptive" (see `SPREAD_OVER_AXES`).
 
     Raises
     ------
@@ -80,12 +80,34 @@ def direct_network(
     """
     line, usual = GRIDS[kind]
     if dims is None and usual:
-        dims = even_box(hosts, hosts_per_router, usual)
+        spread = routing == "adaptive"
+        dims = near_cube(hosts, usual) if spread else even_box(hosts, hosts_per_router, usual)
     sides = dims or (2,) * (
         dimensions or max(1, (math.ceil(hosts / (hosts_per_router or 1)) - 1).bit_length())
     )
     ports = hosts_per_router and hosts_per_router * len(rails)
+    if routing == "adaptive":
+        return _spread_over_axes(hosts, rails, line, sides)
     return plug_in(hosts, rails, _grid(line, sides, trunk_cables, routing), ports)
+
+
+SPREAD_OVER_AXES = (
+    "assumption: collectives run rings along all axes of the torus or mesh at once, both ways, and"
+    " are as quick as the links of the axes that their ranks span; other messages do not meet"
+)
+
+
+def _spread_over_axes(hosts: int, rails: Rails, line: str, sides: Dims) -> nx.Graph[int | str]:
+    """One switch for all, with the sides by which `library.lowering.axes` limits collectives."""
+    refuse_if(
+        hosts != math.prod(sides),
+        "fabric.dims",
+        f"{' x '.join(map(str, sides))} for {hosts:,} chips",
+        "sides whose product is the number of chips",
+    )
+    graph = one_switch(hosts, rails)
+    graph.graph |= {"dims": tuple(sides), "line": line, "assumptions": (SPREAD_OVER_AXES,)}
+    return graph
 
 
 def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple[int, ...]:
@@ -98,6 +120,22 @@ def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple
         n for n in range(dimensions + 1) if (side + 1) ** n * side ** (dimensions - n) >= routers
     )
     return (side + 1,) * longer + (side,) * (dimensions - longer)
+
+
+def near_cube(hosts: int, dimensions: int) -> tuple[int, ...]:
+    """Sides that are as even as their product, all hosts, allows, shorter sides first.
+
+    Examples
+    --------
+    >>> near_cube(256, 3), near_cube(512, 3), near_cube(256, 2)
+    ((4, 8, 8), (8, 8, 8), (16, 16))
+    """
+    sides: list[int] = []
+    for left in range(dimensions, 0, -1):
+        most = round(hosts ** (1 / left))
+        sides.append(next(side for side in range(most, 0, -1) if hosts % side == 0))
+        hosts //= sides[-1]
+    return tuple(sides)
 
 
 def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | str]:

@@ -65,10 +65,12 @@ def usual_routing(kind: str, network: str) -> str:
 
     Switches of InfiniBand route adaptively, and NCCL asks them to: NCCL_IB_ADAPTIVE_ROUTING is 1 on
     InfiniBand and 0 on RoCE unless set (NVIDIA NCCL user guide, "Environment Variables").
-    Slingshot's always do (De Sensi et al., SC 2020), so dragonflies are taken for such.
+    Slingshot's always do (De Sensi et al., SC 2020), so dragonflies are taken for such. Collectives
+    of TPUs spread over all links of their torus or mesh (`direct_networks.SPREAD_OVER_AXES`).
     """
     levels = kind in {"leaf-spine", "rail-optimised", "fat-tree", "rail-only"}
     adaptive = kind == "dragonfly" or (levels and network == "infiniband")
+    adaptive = adaptive or (kind in {"torus", "mesh"} and network == "ici")
     return "adaptive" if adaptive else "ecmp"
 
 

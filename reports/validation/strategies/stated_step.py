@@ -16,6 +16,7 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, layout_of
 from perfmodel.topology.from_text.describe import describe
+from perfmodel.topology.templates.build import load_node, template_names
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.units import parse_power
 from perfmodel.workload.memory.blocks import only_blocks_fuse
@@ -215,7 +216,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
             "node": cells["gpu"].partition(LIMITED)[0],
             "nodes": count(cells, "nodes"),
             "gpus_per_node": count(cells, "gpus_per_node"),
-            "fabric": "rail-optimised" if count(cells, "nodes") > 1 else None,
+            "fabric": _fabric(cells),
         },
         "training": {"batch_per_gpu": count(cells, "batch")},
         "parallel": parse_yaml(cells["parallel"]) if cells["parallel"] else {},
@@ -232,7 +233,16 @@ def _named_node(text: str, gpus: int, intra: str, network: str) -> NodeSpec:
     return node.model_copy(update={"power_limit": parse_power(limit, "gpu")})
 
 
+def _fabric(cells: Mapping[str, str]) -> Any:
+    """Fabric of a scenario: with its kind where the row says that, for chips of a torus."""
+    if count(cells, "nodes") == 1:
+        return None
+    return parse_yaml(cells["network"]) if "kind:" in cells["network"] else "rail-optimised"
+
+
 def _node(cells: Mapping[str, str]) -> NodeSpec:
+    if cells["intra"] in template_names():
+        return load_node(cells["intra"])
     several = count(cells, "nodes") > 1
     return _named_node(
         cells["gpu"],

@@ -1,0 +1,62 @@
+"""What a group of chips can move on a torus or mesh whose collectives spread over all axes.
+
+Austin et al., "How to Scale Your Model", 2025, part "Sharded Matrices and How to Multiply Them": a
+gather over one axis with links that close its ring runs at the rate of two links of a chip, over
+several axes at that of all of them together; without such links, at that of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfmodel.arrays import RankGroup, distinct, rank_array
+from perfmodel.library.machine import Machine
+from perfmodel.library.model import Protocol
+
+
+def limit_to_axes(
+    machine: Machine, op: str, group: RankGroup, protocols: Mapping[str, Protocol]
+) -> Mapping[str, Protocol]:
+    """Limit protocols to the links that a group spans; as they are where its network is another."""
+    topology = machine.topology
+    facts = {} if topology.fabric_graph is None else topology.fabric_graph.graph
+    if facts.get("routing") != "adaptive" or "dims" not in facts:
+        return protocols
+    nics = [data for _, data in topology.node_graph.nodes(data=True) if data["kind"] == "nic"]
+    all_Bps = sum(data["port_bandwidth"] * data["port_efficiency"] for data in nics)
+    hosts = rank_array(group) // topology.gpus_per_host
+    most_Bps = all_Bps * share_of_links(hosts, facts["dims"], op, ring=facts["line"] == "ring")
+    return {
+        name: each.model_copy(update={"max_rate": most_Bps}) for name, each in protocols.items()
+    }
+
+
+def share_of_links(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: bool) -> float:
+    """Return the share of a chip's links, two for each side, that a collective of some chips fills.
+
+    Chips are numbered with the last side fastest. An all-to-all crosses the middle of its longest
+    axis: of n chips in a ring each receives no more than the rate of 8 / n links.
+
+    Examples
+    --------
+    >>> share_of_links(np.arange(256), (16, 16), "all_gather", ring=True)
+    1.0
+    >>> share_of_links(np.arange(16), (16, 16), "all_gather", ring=True)
+    0.5
+    >>> share_of_links(np.arange(4), (4, 4), "all_gather", ring=False)
+    0.25
+    >>> share_of_links(np.arange(256), (16, 16), "all_to_all", ring=True)
+    0.125
+    """
+    counts = [len(distinct(places)) for places in np.unravel_index(chips, dims)]
+    links = [
+        (count > 1) * (2 if ring and count == side > 2 else 1)
+        for count, side in zip(counts, dims, strict=True)
+    ]
+    used = float(sum(links))
+    if op == "all_to_all":
+        longest = counts.index(max(counts))
+        used = min(used, 4.0 * links[longest] / max(counts))
+    return used / (2 * len(dims))
