@@ -275,7 +275,7 @@ def left_out(advice: Advice) -> list[str]:
             [trial.text for trial in advice.trials if trial.ratio < 1.0 + MIN_GAIN],
         ),
         (
-            f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it",
+            f"Does not fit the {has} of a GPU, with its runtime beside it",
             [
                 f"{text} ({quantities.size(memory.total_bytes)})"
                 for text, memory in needs

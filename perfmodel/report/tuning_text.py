@@ -420,6 +420,8 @@ def recommended_words(tuned: TuneResult) -> dict[str, Words]:
 
     One cap is for programs that take no list, PyTorch before 2.13 among them.
     """
+    if not tuned.has_words:
+        return {}
     advised = tuned.recommended
     kept = advised.own or tuned.default
     first = next(iter(advised.choices), kept)

@@ -24,31 +24,34 @@ def limit_to_axes(
     facts = {} if topology.fabric_graph is None else topology.fabric_graph.graph
     if facts.get("routing") != "adaptive" or "dims" not in facts:
         return protocols
-    nics = [data for _, data in topology.node_graph.nodes(data=True) if data["kind"] == "nic"]
-    all_Bps = sum(data["port_bandwidth"] * data["port_efficiency"] for data in nics)
+    node = topology.node_graph
+    nics = {name: data for name, data in node.nodes(data=True) if data["kind"] == "nic"}
+    all_Bps = sum(data["port_bandwidth"] * data["port_efficiency"] for data in nics.values())
+    links = sum(data["lanes"] for *_, data in node.edges(nics, data=True))
     hosts = rank_array(group) // topology.gpus_per_host
-    most_Bps = all_Bps * share_of_links(hosts, facts["dims"], op, ring=facts["line"] == "ring")
+    used = links_used(hosts, facts["dims"], op, ring=facts["line"] == "ring")
+    most_Bps = all_Bps * min(1.0, used / links)
     return {
         name: each.model_copy(update={"max_rate": most_Bps}) for name, each in protocols.items()
     }
 
 
-def share_of_links(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: bool) -> float:
-    """Return the share of a chip's links, two for each side, that a collective of some chips fills.
+def links_used(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: bool) -> float:
+    """Return how many of a chip's links, two for each side, a collective of some chips fills.
 
     Chips are numbered with the last side fastest. An all-to-all crosses the middle of its longest
     axis: of n chips in a ring each receives no more than the rate of 8 / n links.
 
     Examples
     --------
-    >>> share_of_links(np.arange(256), (16, 16), "all_gather", ring=True)
+    >>> links_used(np.arange(256), (16, 16), "all_gather", ring=True)
+    4.0
+    >>> links_used(np.arange(16), (16, 16), "all_gather", ring=True)
+    2.0
+    >>> links_used(np.arange(4), (4, 4), "all_gather", ring=False)
     1.0
-    >>> share_of_links(np.arange(16), (16, 16), "all_gather", ring=True)
+    >>> links_used(np.arange(256), (16, 16), "all_to_all", ring=True)
     0.5
-    >>> share_of_links(np.arange(4), (4, 4), "all_gather", ring=False)
-    0.25
-    >>> share_of_links(np.arange(256), (16, 16), "all_to_all", ring=True)
-    0.125
     """
     counts = [len(distinct(places)) for places in np.unravel_index(chips, dims)]
     links = [
@@ -59,4 +62,4 @@ def share_of_links(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: b
     if op == "all_to_all":
         longest = counts.index(max(counts))
         used = min(used, 4.0 * links[longest] / max(counts))
-    return used / (2 * len(dims))
+    return used

@@ -239,7 +239,7 @@ def spelled(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- words of other ranks
-# Texts are written for NVIDIA's GPUs; of processes they say so, and of AMD's GPUs "XGMI".
+# Texts are written for NVIDIA's GPUs; of processes and chips they say so, and of AMD's GPUs "XGMI".
 
 _Terms = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -261,6 +261,14 @@ _AMD: _Terms = (
 )
 """What is said of NVIDIA's GPUs, and of AMD's, whose links are kinds of "nvlink" in the model."""
 
+_CHIPS: _Terms = (
+    (re.compile(r"\bCUDA, NCCL and (?:the )?allocator"), "the runtime and its buffers"),
+    (re.compile(r"\bNVLinks?\b"), "links"),
+    (re.compile(r"^(>?)GPU(?=s?\b)"), r"\1Chip"),
+    (re.compile(r"(?<!published throughputs of one )\bGPU(?=s?\b)"), "chip"),
+)
+"""What is said of NVIDIA's GPUs, and of accelerators, which have neither CUDA nor NCCL."""
+
 _USERS_OWN = ("question", "setting")
 
 
@@ -272,7 +280,9 @@ def has_processes(topology: Topology) -> bool:
 def _terms_of(topology: Topology) -> _Terms:
     if has_processes(topology):
         return _PROCESSES
-    return _AMD if topology.gpu.generation.startswith("cdna") else ()
+    if topology.gpu.accelerator:
+        return _CHIPS
+    return _AMD if topology.gpu.amd else ()
 
 
 def in_words_of(topology: Topology, text: str) -> str:
@@ -289,8 +299,9 @@ def _in_terms(text: str, terms: _Terms) -> str:
 def count_ranks(topology: Topology) -> str:
     """Say how many ranks there are: "1,024 GPUs", "1 process"."""
     count = len(topology.ranks)
-    singular, plural = ("process", "processes") if has_processes(topology) else ("GPU", "GPUs")
-    return f"{count:,} {singular if count == 1 else plural}"
+    if has_processes(topology):
+        return f"{count:,} {'process' if count == 1 else 'processes'}"
+    return f"{count:,} {'chip' if topology.gpu.accelerator else 'GPU'}{'' if count == 1 else 's'}"
 
 
 def for_ranks_of(topology: Topology, blocks: Iterable[Block | None]) -> list[Block]:

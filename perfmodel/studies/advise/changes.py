@@ -103,7 +103,8 @@ def list_settings(
     """List what could be set otherwise; whether it can and whether it fits is seen later."""
     predicted = scenario.compute.source == "roofline"
     if gpus > 1:
-        yield from _held(*_channels(scenario), *_hooks(scenario, workload))
+        channels = () if gpu.accelerator else _channels(scenario)
+        yield from _held(*channels, *_hooks(scenario, workload))
         yield from _strategies(scenario)
     if predicted:
         yield from _held(*_batches(scenario), *_of_compute(scenario, _LESS_RECOMPUTED))
@@ -112,7 +113,7 @@ def list_settings(
             if precision in gpu.peak_flops:
                 text, fields = f"{precision} arithmetic", {"compute.precision": precision}
                 yield Proposed(text, fields, "precision", *_PRECISIONS[precision])
-        yield from _held(*_of_compute(scenario, _KERNELS))
+        yield from _held(*(() if gpu.accelerator else _of_compute(scenario, _KERNELS)))
     yield from _held(*_degrees(scenario))
 
 

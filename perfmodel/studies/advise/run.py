@@ -225,7 +225,7 @@ def advise_scenario(
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size),
-        words=_words(single, together[0]) if together else {},
+        words=_words(single, together[0]) if together and not sized.job.gpu.accelerator else {},
         simulated=trials.simulated,
         provenance={
             "perfmodel": __version__,

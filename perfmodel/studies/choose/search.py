@@ -384,7 +384,9 @@ class _Search:
                 0.0,
                 1 - min((each.bound_s for each in queue), default=math.inf) / ranked[0].step_time_s,
             ),
-            words=words_of(winner.job.scenario, winner.size.gpus, winner.size.nodes),
+            words={}
+            if winner.job.gpu.accelerator
+            else words_of(winner.job.scenario, winner.size.gpus, winner.size.nodes),
         )
 
     def nothing(self) -> tuple[str, str]:

@@ -255,8 +255,11 @@ def evidence_of(sized: SizedJob) -> Evidence:
 
 
 def covered_by(gpu: Gpu) -> Sequence[str]:
-    """Kinds that are known of a GPU without a training: products on it, or its like, were timed."""
-    return () if gpu.efficiency_assumed or gpu.estimated else ("chip",)
+    """Kinds that are known of a GPU without a training: products on it, or its like, were timed.
+
+    Of accelerators they are not enough: all else of them is taken from GPUs.
+    """
+    return () if gpu.efficiency_assumed or gpu.estimated or gpu.accelerator else ("chip",)
 
 
 def rate(

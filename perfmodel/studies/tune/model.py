@@ -145,7 +145,10 @@ class Horovod:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The job that was tuned, and what its answer depends on."""
+    """The job that was tuned, and what its answer depends on.
+
+    `has_words`: whether the programs that are told so run on its GPUs.
+    """
 
     scenario: Scenario = field(repr=False)
     workload: str
@@ -154,6 +157,7 @@ class Tuned:
     nodes: int
     assumptions: tuple[str, ...]
     provenance: Mapping[str, str]
+    has_words: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

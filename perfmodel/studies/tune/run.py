@@ -157,6 +157,7 @@ def _assemble_result(
         machine=name_machine(sized.machine.topology, sized.size),
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
+        has_words=not sized.job.gpu.accelerator,
         bottleneck=usual.bottleneck,
         limit=usual.limit,
         default=default,

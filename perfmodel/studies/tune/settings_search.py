@@ -348,7 +348,9 @@ def _assemble(trials: _Trials, default: Trial, requested: Trial | None) -> Setti
         trials=tuple(sorted(distinct, key=lambda each: each.step_time_s or math.inf)),
         refused=sum(trial is None for trial in trials.trials.values()),
         section={} if chosen is None else trials.section(chosen),
-        words={} if chosen is None else words_of(trials.changed(chosen), size.gpus, size.nodes),
+        words={}
+        if chosen is None or job.gpu.accelerator
+        else words_of(trials.changed(chosen), size.gpus, size.nodes),
         assumptions=job.strategy.assumptions,
         provenance={
             "perfmodel": __version__,

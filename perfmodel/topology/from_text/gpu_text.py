@@ -104,7 +104,7 @@ def _known_gpus(text: str) -> str:
     folded = text.lower()
     for kind, names in hardware_parts().unmodelled.items():
         if any(re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z])", folded) for name in names):
-            return f"GPUs of NVIDIA or AMD: {kind} are not modelled"
+            return f"GPUs of NVIDIA or AMD: {kind}"
     spelled = {part.spelled.upper() for part in hardware_parts().gpus.values()}
     close = nearest(spelled, text)
     hint = f" (did you mean {close!r}?)" if close else ""

@@ -132,7 +132,7 @@ class Parts(FileModel):
     infiniband: dict[str, Bandwidth]
     """Data that a port of each generation carries; bytes per second."""
     unmodelled: dict[str, tuple[str, ...]]
-    """Kinds of hardware that hosts of perfmodel have not, and how their names begin."""
+    """Hardware that no text stands for, by what is said of it, and how its names begin."""
 
 
 @cache

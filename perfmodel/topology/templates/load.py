@@ -17,7 +17,7 @@ from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
 from perfmodel.topology.templates.spec import PORT_KINDS, NodeSpec, is_unknown_key, join
 
-_NOT_TEMPLATES = ("gpus", "fabrics/", "profiles/")
+_NOT_TEMPLATES = ("gpus", "accelerators", "fabrics/", "profiles/")
 
 
 def template_names() -> tuple[str, ...]:

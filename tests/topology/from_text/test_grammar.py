@@ -78,7 +78,7 @@ def test_every_word_acts(text: str, expected: dict[str, object]) -> None:
         ("8x H100 without network", "'without network' in"),
         ("8x H100, 8x EDR 400G", "beside another nic"),
         ("2x RTX 4090 3", "'3' in"),
-        ("8x TPU v4", "TPUs of Google are not modelled"),
+        ("8x TPU v4", "TPUs of Google are named by a template"),
         ("8x Gaudi2 with 100GbE", "Gaudi of Intel"),
         ("4x Intel Ponte Vecchio", "GPUs of Intel"),
     ],

@@ -207,10 +207,12 @@ def test_gpu_has_sane_numbers_and_a_source_for_each(name: str) -> None:
     assert gpu.name == name
     assert 9 * 2**30 < gpu.memory_bytes < 3000 * 2**30
     assert 3e11 <= gpu.memory_Bps <= 8e13
-    assert set(gpu.peak_flops) == set(gpu.matmul_efficiency) >= {"fp32"}
-    # a P40 multiplies fp16 at a 64th of fp32
-    assert name == "p40-24gb" or gpu.peak_flops["fp16"] > gpu.peak_flops["fp32"]
-    assert gpu.overlap_slowdown == pytest.approx(1.189)
+    assert set(gpu.peak_flops) == set(gpu.matmul_efficiency)
+    if not gpu.accelerator:
+        assert "fp32" in gpu.peak_flops
+        # a P40 multiplies fp16 at a 64th of fp32
+        assert name == "p40-24gb" or gpu.peak_flops["fp16"] > gpu.peak_flops["fp32"]
+        assert gpu.overlap_slowdown == pytest.approx(1.189)
     sources = gpu_sources(name)
     assert len(sources) == 9 + (gpu.power_W is not None)
     assert gpu.power_W is None or 50 < gpu.power_W <= 14_000
