@@ -236,7 +236,7 @@ def test_names_are_those_that_commands_list() -> None:
     assert of_data_sheet.startswith("hopper")
     assert of_data_sheet.endswith("3.35 TB/s")
     assert {"torus", "rail-optimised"} <= set(answers["fabrics"]["names"])
-    assert set(answers["libraries"]["names"]) == {"nccl", "plain", "gloo", "mpi"}
+    assert set(answers["libraries"]["names"]) == {"nccl", "plain", "rings", "gloo", "mpi"}
     assert {"ddp", "fsdp", "auto"} <= set(answers["strategies"]["names"])
     assert "epyc-2-cores-gloo" in answers["profiles"]["names"]
 

@@ -83,7 +83,8 @@ def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> floa
     """
     updates = _updates(workload, optimizer)
     flops = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
-    elements_s = flops / gpu.peak_flops["fp32"]
+    # as for multiprocessors, a data sheet without fp32 has a sixteenth of its largest rate
+    elements_s = flops / gpu.peak_flops.get("fp32", max(gpu.peak_flops.values()) / 16)
     shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
     if not shapes:
         return elements_s
