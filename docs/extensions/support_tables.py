@@ -13,7 +13,10 @@ from perfmodel.memo import grouped
 from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.sized_job import locate_errors, size_job
+from perfmodel.topology.from_text.parts import hardware_parts
+from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
+from perfmodel.topology.templates.load import template_names
 from perfmodel.training.strategies import STRATEGIES
 
 Changes = Mapping[str, Any]
@@ -128,12 +131,18 @@ def strategy_rows() -> Mapping[str, Changes]:
 
 
 def gpu_rows() -> Mapping[str, Changes]:
-    """The first GPU of each generation that ships, by its name."""
+    """The first GPU of each generation that ships, by its name; two nodes where no text says it."""
     first: dict[str, str] = {}
     for name in gpu_names():
         first.setdefault(load_gpu(name).generation, name)
-    own = (name for generation, name in first.items() if generation != "cpu")
-    return {name: {"cluster": {"node": f"2 x {name}"}} for name in own}
+    templates = {build_topology(name).gpu.name: name for name in template_names()}
+    rows: dict[str, Changes] = {}
+    for generation, name in first.items():
+        if name in hardware_parts().gpus:
+            rows[name] = {"cluster": {"node": f"2 x {name}"}}
+        elif generation != "cpu" and name in templates:
+            rows[name] = {"cluster": {"node": templates[name], "nodes": 2, "fabric": "one-switch"}}
+    return rows
 
 
 TABLES: Mapping[str, tuple[Callable[[], Mapping[str, Changes]], Mapping[str, Sequence[Changes]]]]
