@@ -18,7 +18,6 @@ from perfmodel.collectives.algorithms import linear
 from perfmodel.collectives.algorithms.own import OWN, OwnAlgorithm, plan_own
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS, find_algorithm
 from perfmodel.library.corrections import CollectiveContext, Corrections
-from perfmodel.library.lowering.axes import limit_to_axes
 from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
     ITEM_BYTES,
@@ -196,7 +195,12 @@ def _candidate(
     name = algorithm or own or (NCCL_USUAL.get(op) if nccl else None) or OWN_ALGORITHM.get(op, "")
     if nccl:
         return name, allowed_protocols(machine, op, name, nbytes, group)
-    return name, limit_to_axes(machine, op, group, usable_protocols(machine, group, op, name))
+    protocols, fabric = usable_protocols(machine, group, op, name), machine.topology.fabric_graph
+    if fabric is not None and "dims" in fabric.graph:
+        from perfmodel.library.lowering.axes import limit_to_axes
+
+        protocols = limit_to_axes(machine, op, group, protocols)
+    return name, protocols
 
 
 def _layer(
