@@ -130,6 +130,7 @@ class OptimizerKind:
     `tensor_kernels`: of each tensor, where no kernel is over several; then `passes` are theirs.
     `tensor_operations`: operations alone that take the host as long as those kernels, with their
         Python.
+    `waits`: the host waits for the kernels of each tensor, so that its time is the device's, too.
     `work_bytes`: of an element in the passes, where they are wider than parameters.
     `element_flops`: operations of an element that the passes do not hide, at the rate of fp32.
     `state_item_bytes`: of an element of state, in tensors of `narrow_from` elements or more.
@@ -147,6 +148,7 @@ class OptimizerKind:
     fused_passes: int = 0
     tensor_kernels: int = 0
     tensor_operations: int = 0
+    waits: bool = False
     work_bytes: int = 0
     element_flops: int = 0
     state_item_bytes: float = 4.0

@@ -66,10 +66,11 @@ def scan_operations(scan: Scan) -> float:
 
 
 def scan_pass(scan: Scan, device: Device, direction: Direction) -> tuple[float, int]:
-    """Device time of the kernels of a pass, in seconds, and how many there are."""
-    kernels = scan_table()[scan.rule][direction].values()
+    """Device time of a pass, in seconds, and how many kernels of layers cost the host as much."""
+    table = scan_table()
+    launches = sum(kernel.get("launches", 1) for kernel in table[scan.rule][direction].values())
     seconds = sum(kernel_times(scan, device, direction).values())
-    return seconds, sum(kernel.get("launches", 1) for kernel in kernels)
+    return seconds, round(launches * table["constants"]["host"]["value"])
 
 
 def kernel_times(scan: Scan, device: Device, direction: Direction) -> dict[str, float]:

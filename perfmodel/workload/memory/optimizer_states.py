@@ -73,7 +73,7 @@ def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int)
 
 
 def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
-    """Time of what arithmetic limits: work on elements that no traffic hides, products; seconds.
+    """Time of what traffic does not hide: work on elements, waits of the host, products; seconds.
 
     Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side,
     each round of Newton and Schulz is A = X X', B = b A + c A A and a X + B X
@@ -85,6 +85,8 @@ def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> floa
     flops = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
     # as for multiprocessors, a data sheet without fp32 has a sixteenth of its largest rate
     elements_s = flops / gpu.peak_flops.get("fp32", max(gpu.peak_flops.values()) / 16)
+    waits = sum(kind.tensor_operations for _, kind, _ in updates if kind.waits)
+    elements_s += waits * gpu.launch_s
     shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
     if not shapes:
         return elements_s
@@ -187,5 +189,9 @@ def optimizer_operations(
     lists += (
         host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
     )
-    slow = sum(max(0, kind.tensor_operations - _tensor_kernels(kind)) for _, kind, _ in updates)
+    slow = sum(
+        max(0, kind.tensor_operations - _tensor_kernels(kind))
+        for _, kind, _ in updates
+        if not kind.waits
+    )
     return round(optimizer_launches(workload, optimizer, kernels) + lists + slow)
