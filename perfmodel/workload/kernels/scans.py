@@ -67,10 +67,10 @@ def scan_operations(scan: Scan) -> float:
 
 def scan_pass(scan: Scan, device: Device, direction: Direction) -> tuple[float, int]:
     """Device time of a pass, in seconds, and how many kernels of layers cost the host as much."""
-    table = scan_table()
-    launches = sum(kernel.get("launches", 1) for kernel in table[scan.rule][direction].values())
+    rule = scan_table()[scan.rule]
+    launches = sum(kernel.get("launches", 1) for kernel in rule[direction].values())
     seconds = sum(kernel_times(scan, device, direction).values())
-    return seconds, round(launches * table["constants"]["host"]["value"])
+    return seconds, round(launches * rule.get("host", 1.0))
 
 
 def kernel_times(scan: Scan, device: Device, direction: Direction) -> dict[str, float]:
