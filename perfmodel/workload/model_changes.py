@@ -16,7 +16,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.scenario.sections.model import AdaptersSection
-from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
+from perfmodel.workload.kernels.shapes import Attention, GroupedProduct, MatrixProduct
 from perfmodel.workload.layer_calls import Calls, LayerCall, tensor_call
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, ParameterTensor, Workload
@@ -35,6 +35,15 @@ SCALE_PASSES = 2
 FORWARD_SHARE = 3 / 8
 """Forward's part of what element-wise kernels of both passes move, where backward is taken to move
 5/3 of forward (`kernel_constants.yaml`)."""
+ROUTING_KERNELS = 1 + 18
+"""Of a product of experts, each of which has a kernel, in one direction: half of what stands about
+both in forward (52) and backward (20), on average. Counted without products and collectives in
+Megatron-Core 0.12 (transformer/moe/router.py, moe_utils.py, token_dispatcher.py), with loss of
+balance and fused permutation: the greatest scores, their softmax, probabilities and map scattered
+(13), the same for the loss, and the loss (15), balance forced (1), rows counted by expert and rank
+(7), four counts copied to the host, rows gathered (4) and sorted by expert (3), activation (1),
+sorted back (3) and gathered back (1); backward of the router (12) and of the dispatcher (8).
+"""
 TWO_PRODUCTS = 2
 """Of backward: of an input's gradient and of a weight's."""
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -256,12 +265,23 @@ def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Ca
 
 
 def fuse_by_hand(workload: Workload) -> Workload:
-    """Return the workload with what kernels written by hand do not fuse: dropout of scores.
+    """Return the workload with what kernels written by hand do not fuse.
 
-    Megatron's and apex's kernels scale, mask and normalise scores at once; dropout is PyTorch's.
+    Dropout of scores: Megatron's and apex's kernels scale, mask and normalise these at once, the
+    rest is PyTorch's. What routes tokens and takes them to experts: operations of their own.
     """
     return replace(
-        workload, layers=tuple(replace(layer, dropout_apart=True) for layer in workload.layers)
+        workload,
+        layers=tuple(
+            replace(
+                layer,
+                dropout_apart=True,
+                fused_kernels=ROUTING_KERNELS
+                if isinstance(layer.matrix, GroupedProduct) and not layer.matrix.single_kernel
+                else layer.fused_kernels,
+            )
+            for layer in workload.layers
+        ),
     )
 
 

@@ -275,7 +275,8 @@ class ComputeSection(Section):
         default=False,
         description="chains of element-wise kernels fused, and less kept for backward "
         "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss; "
-        "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart",
+        "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart, "
+        "and what routes tokens to experts that have a kernel each",
     )
     fused_loss: Switch = Field(
         default=False,

@@ -268,17 +268,14 @@ def _workload(
 ) -> Workload:
     sizes = tuple(count(cells, name) for name in _SIZES)
     switches = tuple(name for name in _SWITCHES if cells[name] == "1")
-    if cells["family"] == "experts":
-        return _built_experts(
-            cells["model"],
-            sizes,
-            cells["dtype"],
-            cells["fused_norms"] == "1",
-            cells["experts"],
-            shard,
-            ranks_per_node,
+    name, family, dtype = cells["model"], cells["family"], cells["dtype"]
+    if family == "experts":
+        norms = "fused_norms" in switches
+        workload = _built_experts(
+            name, sizes, dtype, norms, cells["experts"], shard, ranks_per_node
         )
-    workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
+    else:
+        workload = _built(name, family, sizes, dtype, switches, shard)
     return _as_trained(workload, cells)
 
 
