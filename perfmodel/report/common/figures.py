@@ -48,8 +48,8 @@ _TEXTS = re.compile(
     rf'("(?:hovertext|text|color)":)\[({_TEXT.pattern}(?:,{_TEXT.pattern}){{30,}})\]'
 )
 """Lists of more than 30 texts; a quote within a text has a backslash, so that keys are keys."""
-_NUMBERS = re.compile(r'("(?:base|x|y)":)\[((?:-?[0-9.e+-]+,){30,}-?[0-9.e+-]+)\]')
-"""Lists of more than 30 numbers."""
+_NUMBERS = re.compile(r'("(?:base|x|y)":)\[((?:[0-9.e+-]+,){30,}[0-9.e+-]+)\]')
+"""Lists of more than 30 numbers; a sign is written once, or lists with a null take seconds."""
 
 _SIZE_LABELS = 6
 """Labels of an axis of sizes, at most."""

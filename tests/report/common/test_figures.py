@@ -107,3 +107,9 @@ def test_long_lists_are_packed_and_hold_what_they_held() -> None:
         start = f'"{name}":{{"dtype":"{dtype[1:]}","bdata":"'
         packed = base64.b64decode(html.partition(start)[2].partition('"')[0])
         assert np.frombuffer(packed, dtype) == pytest.approx(np.array(values), rel=5e-7)
+
+
+def test_lists_with_gaps_stay_as_they_are() -> None:
+    """Of lines with breaks between them, of whose numbers half are negative."""
+    drawing = f'{{"y":[{"-0.25,1.5," * 300}null,2.0]}}'
+    assert figures.pack(drawing) == drawing
