@@ -132,11 +132,14 @@ def theory() -> ModuleType:
 @pytest.fixture
 def steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what-ifs and intervals of answers of which a test looks at the steps alone."""
+    from perfmodel.studies.run import one_loop_size
     from perfmodel.studies.run.steps import one_size
 
     monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
     monkeypatch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
     monkeypatch.setattr(one_size, "describe_sensitivity", lambda *_: ())
+    monkeypatch.setattr(one_loop_size, "simulate_loop_reliefs", lambda *_: ())
+    monkeypatch.setattr(one_loop_size, "simulate_loop_uncertainties", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

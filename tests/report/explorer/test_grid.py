@@ -245,6 +245,7 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_axes_that_mean_nothing_are_left_out(asked: Scenario) -> None:
     one_node = load_scenario("gpt2-xl-pcie-p2p")
     training = ["hook", "accumulate", "batch"]
@@ -269,6 +270,7 @@ def test_sliders_of_training_stand_where_the_scenario_does(everything: Design) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_degrees_have_sliders_where_the_strategy_has_them() -> None:
     own = {
         "strategy": {"kind": "megatron", "accumulate": 4},
@@ -293,6 +295,7 @@ def test_degrees_have_sliders_where_the_strategy_has_them() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_sizes_without_what_events_name_are_no_points() -> None:
     """Node 5 of 32 is slow: a page that shows 1, 2 or 4 nodes would show nothing."""
     here = load_scenario("straggler")
@@ -303,6 +306,7 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
@@ -382,6 +386,7 @@ def test_error_stated_is_that_of_simulations_held_out(asked: Scenario, explored:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     # The default's spacing, a factor of two in bandwidth. Where compute begins to hide all
     # communication there is a kink, which no smooth curve follows.
@@ -401,12 +406,14 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["scale=null"], ["scale=null", "strategy={kind: fsdp}"]])
-def test_the_note_holds_at_random_places(flags: list[str]) -> None:
+@pytest.mark.usefixtures("steps_alone")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_note_holds_at_random_places(strategy: str) -> None:
     """At one in twenty places an estimate may be worse than the worst of twenty that were tried.
 
-    `reports/explorer` has 200 places of five scenarios.
+    `reports/explorer` has 200 places of five scenarios, of larger models.
     """
+    flags = ["scale=null", "model.name=resnet18", f"strategy={{kind: {strategy}}}"]
     here = load_scenario(ASKED, flags)
     found = run_scenario(here)
     design = design_of(here, found, 54)

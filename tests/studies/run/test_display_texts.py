@@ -60,17 +60,19 @@ WORDS = (
 _MEGATRON: dict[str, Any] = {"kind": "megatron", "accumulate": 8}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
     "auto-llama3-70b-512": {
+        "model.name": "llama3.1-8b",
         "strategy": _MEGATRON,
         "cluster.nodes": 4,
         "training": {"batch_per_gpu": 1},
         "parallel": {"tensor": 4, "pipeline": {"stages": 4, "schedule": "zb_h1"}},
     },
     "deepseek-v3-2048-h800": {
+        "model.name": "deepseek-v2-lite",
         "strategy.accumulate": 8,
-        "cluster.nodes": 8,
+        "cluster.nodes": 4,
         "parallel": {
-            "expert": 16,
-            "pipeline": {"stages": 4, "schedule": "dualpipe", "blocks_per_part": [16, 16, 16, 13]},
+            "expert": 8,
+            "pipeline": {"stages": 4, "schedule": "dualpipe", "blocks_per_part": [7, 7, 7, 6]},
         },
     },
     "gpt3-175b-1024-a100": {
@@ -79,22 +81,26 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
         "parallel.pipeline.stages": 4,
     },
     "llama3-405b-16384-h100": {
+        "model.name": "llama3.1-8b",
         "strategy.accumulate": 4,
-        "cluster.nodes": 3,
+        "cluster.nodes": 2,
         "parallel": {
             "tensor": 8,
             "sequence_parallel": True,
-            "pipeline": {"stages": 3, "schedule": "interleaved", "chunks": 2},
+            "pipeline": {"stages": 2, "schedule": "interleaved", "chunks": 2},
         },
     },
     "parameter-server-straggler": {
+        "model.name": "resnet18",
         "cluster.nodes": 4,
         "strategy.servers": 2,
         "events": [{"slow": {"ranks": [1], "by": 2}}],
     },
     "lost-nic-3d": {"strategy.accumulate": 4, "cluster.nodes": 8},
     "pipeline-straggler": {"strategy.accumulate": 4, "cluster.nodes": 8},
+    "straggler": {"cluster.nodes": 6},
     "plan-llama3-70b": {
+        "model.name": "llama3.1-8b",
         "strategy": _MEGATRON,
         "cluster.nodes": 4,
         "training": {"batch_per_gpu": 1},

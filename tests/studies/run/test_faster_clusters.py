@@ -51,7 +51,7 @@ NODE = (Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml").read_
 @pytest.mark.parametrize("cores", ["  cores: 2\n", ""])
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_exposed_time_from_1500_to_2500_mbit(hosts: int, cores: str, tmp_path: Path) -> None:
-    """By 50: never longer, and shorter by what the bandwidth is more, at most.
+    """By 100: never longer, and shorter by what the bandwidth is more, at most.
 
     It went from 231 to 422 ms between 1700 and 1800 Mbit/s on two hosts.
     """
@@ -61,7 +61,7 @@ def test_exposed_time_from_1500_to_2500_mbit(hosts: int, cores: str, tmp_path: P
         f"strategy: {{kind: ddp}}\ncluster: {{node: host.yaml, nodes: {hosts}, "
         "fabric: one-switch}\nlibrary: {name: gloo}\ntraining: {batch_per_gpu: 32}\n"
     )
-    rates = np.arange(1500, 2501, 50 if hosts == 2 else 100)
+    rates = np.arange(1500, 2501, 100 if hosts == 2 else 250)
     exposed_s = []
     for rate in rates.tolist():
         node = NODE.replace("bandwidth: 500 Mbit/s", f"bandwidth: {rate} Mbit/s")
@@ -162,7 +162,7 @@ def test_quicker_gpus_in_a_whole_answer(library: str, fidelity: Fidelity, tmp_pa
         "cluster: {node: ethernet-10g, nodes: 4, fabric: one-switch}\n"
         f"library: {{name: {library}}}\n"
     )
-    factors = np.array([1.0, 1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 10.0])
+    factors = np.array([1.0, 1.001, 1.1, 2.0, 10.0])
     steps_s = np.array(
         [
             run_scenario(load_scenario(str(path), [f"what_if.compute={factor}"]), fidelity=fidelity)

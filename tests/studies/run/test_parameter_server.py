@@ -67,6 +67,7 @@ SIZES = (300_000, 2_000_000, 500_000, 1_000_000, 1_500_000)
 BYTES = 4 * sum(SIZES)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_parts_add_up_and_figures_agree(tmp_path: Path) -> None:
     result = answered(tmp_path, "strategy.mode=asynchronous")
     point, use = result.main, use_of(result)
@@ -150,6 +151,7 @@ def test_a_straggler_holds_up_synchronous_workers_and_not_the_others(tmp_path: P
     assert 0 < event.costs_s < 0.5 * event.without_s
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_no_staleness_allowed_is_nearly_synchronous(tmp_path: Path) -> None:
     """What differs is the servers' work: an update for each gradient instead of one for all."""
     quick = ("strategy.threads=1000", "strategy.memory_bandwidth=1000 TB/s")
@@ -159,6 +161,7 @@ def test_no_staleness_allowed_is_nearly_synchronous(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_servers_beside_workers_and_on_gpus(tmp_path: Path) -> None:
     beside = answered(tmp_path, "strategy.placement=colocated")
     assert [name.split(": ")[1] for name in use_of(beside).servers] == [
@@ -180,6 +183,7 @@ def test_servers_beside_workers_and_on_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_nodes_that_add_up_first_push_once(tmp_path: Path) -> None:
     several = ("cluster.node=v100-x8-25g", "cluster.gpus_per_node=4", "cluster.nodes=2")
     each = answered(tmp_path, *several)
@@ -194,6 +198,7 @@ def test_nodes_that_add_up_first_push_once(tmp_path: Path) -> None:
     assert once.main.global_batch == each.main.global_batch
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_accumulating_pushes_once_for_several_micro_batches(tmp_path: Path) -> None:
     once, twice = answered(tmp_path), answered(tmp_path, "strategy.accumulate=2")
     assert twice.main.global_batch == 2 * once.main.global_batch
@@ -202,6 +207,7 @@ def test_accumulating_pushes_once_for_several_micro_batches(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_jitter_makes_asynchronous_workers_lose_less(tmp_path: Path) -> None:
     jitter = ("events=[{jitter: {cv: 0.1}}]", "strategy.servers=4", "training.batch_per_gpu=64")
     together = answered(tmp_path, *jitter)
@@ -217,6 +223,7 @@ def test_jitter_makes_asynchronous_workers_lose_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_links_that_fail_and_unlike_gpus_count(tmp_path: Path) -> None:
     usual = answered(tmp_path)
     slow = answered(tmp_path, "events=[{degrade: {link: 'n4/nic0', by: 4}}]")
@@ -234,6 +241,7 @@ def test_links_that_fail_and_unlike_gpus_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 def test_one_worker_of_a_curve_has_its_server_too(tmp_path: Path) -> None:
     result = answered(tmp_path, "scale={gpus: [1, 2]}", "strategy.placement=colocated")
     assert [point.gpus for point in result.points] == [1, 2, 4]

@@ -58,6 +58,7 @@ scale: {{nodes: [2, 4]}}
 """
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_predictions_are_within_a_third_of_recorded_trainings(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text(NODE)
     (tmp_path / "question.yaml").write_text(SCENARIO)
