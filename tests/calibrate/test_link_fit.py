@@ -101,7 +101,8 @@ def predicted(machine, op, nbytes, ranks):
 
 @pytest.mark.slow
 def test_exact_times_give_back_every_number(topology, library):
-    measured = [exact(4), exact(4, "all_gather"), exact(2)]
+    few = SIZES[::2]  # each takes its time
+    measured = [exact(4, sizes=few), exact(4, "all_gather", few), exact(2, sizes=few)]
     values = found(fit(measured, topology, library))
     assert values == pytest.approx(
         {BANDWIDTH: RATE_BPS, STEP: ALPHA_S, LAUNCH: LAUNCH_S, REDUCE: GAMMA_BPS}, rel=1e-4
@@ -136,7 +137,7 @@ def test_outliers_do_not_move_the_fit(topology, library):
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_four_times_out_of_five(machine):
-    clean = [exact(4, **BARE), exact(2, **BARE)]
+    clean = [exact(ranks, sizes=SIZES[::2], **BARE) for ranks in (4, 2)]
     cases = observations_of(clean, machine, "library")
     truth = {BANDWIDTH: RATE_BPS, STEP: ALPHA_S}
     runs, held = 40, dict.fromkeys(truth, 0)
@@ -172,7 +173,7 @@ def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name,
 
 @pytest.mark.slow
 def test_a_number_that_shrinks_to_nothing_is_not_told(topology, library):
-    few = SIZES[::2]  # each takes its time, as such a number goes on shrinking
+    few = SIZES[::4]  # each takes its time, as such a number goes on shrinking
     measured = [
         exact(4, sizes=few, **BARE),
         exact(2, sizes=few, **BARE),
@@ -284,7 +285,8 @@ def test_the_network_is_told_and_pcie_is_not(library):
 
 @pytest.mark.slow
 def test_one_collective_of_several_numbers_of_ranks_leaves_gamma_open(topology, library):
-    lost = reasons(fit([exact(4), exact(2)], topology, library))
+    measured = [exact(4, sizes=SIZES[::2]), exact(2, sizes=SIZES[::2])]
+    lost = reasons(fit(measured, topology, library))
     assert "same share of the bytes is added" in lost["reduce", "ring"].reason
 
 
@@ -293,14 +295,15 @@ def test_one_collective_of_several_numbers_of_ranks_leaves_gamma_open(topology, 
 
 @pytest.mark.slow
 def test_rows_of_the_library_and_of_our_schedule_are_fitted_apart(topology, library, machine):
-    twice = measurement({n: 2 * time_s("all_reduce", 4, n) for n in SIZES}, what="schedule")
-    profile = fit([exact(4), twice], topology, library)
+    few = SIZES[::2]
+    twice = measurement({n: 2 * time_s("all_reduce", 4, n) for n in few}, what="schedule")
+    profile = fit([exact(4, sizes=few), twice], topology, library)
     assert [one.rows for one in profile.fits] == ["library", "schedule"]
     default, ours = apply(profile, machine), apply(profile, machine, rows="schedule")
     one, two = (predicted(here, "all_reduce", 2**20, 4) for here in (default, ours))
     assert two == pytest.approx(2 * one, rel=1e-3)
     with pytest.raises(InputError, match="'schedule'; allowed: what profile 'measured' has: 'lib"):
-        apply(fit([exact(4)], topology, library), machine, rows="schedule")
+        apply(fit([exact(4, sizes=few)], topology, library), machine, rows="schedule")
 
 
 # ---------------------------------------------------------------- draws
@@ -327,6 +330,7 @@ def test_draws_scatter_as_the_covariance_says(topology, library):
 
 @pytest.mark.slow
 def test_a_profile_survives_its_file(topology, library, tmp_path):
-    profile = fit([exact(4, step=two_rates), exact(2)], topology, library, name="there-and-back")
+    measured = [exact(4, sizes=SIZES[::4], step=two_rates), exact(2, sizes=SIZES[::4])]
+    profile = fit(measured, topology, library, name="there-and-back")
     write_profile(profile, tmp_path / "p.yaml")
     assert read_profile(tmp_path / "p.yaml") == profile

@@ -42,7 +42,7 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.lists(EVENTS, min_size=1, max_size=2),
     st.sampled_from(["Ring", "Tree"]),

@@ -39,12 +39,7 @@ CONTEXTS = {
         },
         JOB.implied,
     ),
-    "resnet": Context(
-        "model: {name: resnet18}",
-        "compute.",
-        {"compute.fused_attention": scenario_fields.NO_ATTENTION},
-        JOB.implied,
-    ),
+    "resnet": Context("model: {name: resnet18}", "compute.channels_last", implied=JOB.implied),
     "what if": Context(
         IMAGINED.changes,
         IMAGINED.tried,

@@ -81,6 +81,7 @@ def test_equals_simulating_all_that_fits(small, changes):
         assert parts == search.listed
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_batch_per_gpu_is_that_of_all_gpus(small, best):
     """Of eight GPUs 4 samples each are 32, and the scenario says what was made of it."""
     result = run_scenario(change_scenario(small, {"training": {"batch_per_gpu": 4}}))
@@ -340,7 +341,7 @@ MIXTURE_OF_EXPERTS = {
     "model": {
         "transformer": {
             "hidden": 512,
-            "layers": 4,
+            "layers": 2,
             "heads": 8,
             "kv_heads": 8,
             "vocab": 32000,
@@ -366,6 +367,7 @@ MIXTURE_OF_EXPERTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize(
     "field",
     [

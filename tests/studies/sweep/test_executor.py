@@ -14,7 +14,7 @@ import pytest
 from perfmodel.errors import InputError, SweepError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.sweep import SweepResult, executor, run_sweep, variants
-from perfmodel.studies.sweep.executor import RETRIES, check_backend, count_cores, map_unordered
+from perfmodel.studies.sweep.executor import check_backend, count_cores, map_unordered
 from tests.studies.sweep.started import count, gone, members, named, started
 
 GRID = {
@@ -55,14 +55,14 @@ def burn(work_s: float) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("share_s", "here"), [(0.5, 1), (60.0, 6)])
+@pytest.mark.parametrize(("share_s", "here"), [(0.1, 1), (60.0, 6)])
 def test_processes_start_once_what_is_left_is_worth_them(
     share_s: float, here: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SHARE_S", share_s)
     monkeypatch.setattr(executor, "COLD_S", 0.0)
     monkeypatch.setattr(executor, "count_cores", lambda: 2)
-    calls = [(0.5,)] * 6
+    calls = [(0.1,)] * 6
     assert [*map_unordered(burn, calls)].count(os.getpid()) == here
 
 
@@ -156,8 +156,11 @@ def die_once(number: int, marks: str) -> int:
 
 
 @pytest.mark.slow
-def test_more_calls_than_retries_may_lose_their_worker_once(tmp_path: Path) -> None:
-    calls = [(number, str(tmp_path)) for number in range(2 * RETRIES + 2)]
+def test_more_calls_than_retries_may_lose_their_worker_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "RETRIES", 2)  # workers take a second to start
+    calls = [(number, str(tmp_path)) for number in range(6)]
     assert sorted(map_unordered(die_once, calls, jobs=2)) == list(range(len(calls)))
 
 

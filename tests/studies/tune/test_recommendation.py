@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -57,11 +58,12 @@ SCENARIOS = [
     ("bucket-size-slow-ethernet", ("model.name=vgg16", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=resnet18", "strategy.gradient_as_bucket_view=true")),
     ("bucket-size-slow-ethernet", ("cluster.nodes=256",)),
-    ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=256")),
+    ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=64")),
     ("bert-large-v100-100g", ()),
 ]
 
 
+@cache
 def tuned_of(name: str, settings: tuple[str, ...]) -> TuneResult:
     return tune_scenario(load_scenario(name, ("scale=null", *settings)))
 
