@@ -28,6 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what ru
 
 # processes that tests start would compile the package anew, each for a second
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# tests run on all cores already: threads of torch and BLAS would wait for each other, busily
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # deadlines are a matter for benchmarks; everyone is judged by the same few examples, unless asked
 RANDOM_CASES = "PERFMODEL_RANDOM_CASES" in os.environ
