@@ -53,7 +53,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Collect without the collector of cycles, and leave to it only what tests make.
 
-    All tests and packages stay to the end: going over them again and again took a tenth of the time.
+    All tests and packages stay to the end: going over them again took a tenth of the time.
     """
     gc.disable()
     try:

@@ -396,7 +396,7 @@ def test_lists(tmp_path, monkeypatch):
     assert named["dgx-a100"]["kind"] == "node"
     models = {row["name"]: row for row in document("models")["models"]}
     assert models["resnet50"]["parameters"] == 25_557_032  # torchvision's published count
-    for command in (["scenarios"], ["topology", "list"], ["models"]):
+    for command in (["scenarios"], ["topology", "list"], ["models", "resnet18", "gpt2"]):
         assert perf(*command).exit_code == 0
 
 
