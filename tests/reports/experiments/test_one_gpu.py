@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.scans import kernel_times
 from perfmodel.workload.kernels.shapes import Scan
+from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 from reports.experiments.one_gpu import modules
 from reports.experiments.one_gpu.predict import predict_case
@@ -63,6 +65,34 @@ def test_steps_of_optimizers_are_as_long_as_measured() -> None:
     assert statistics.median(errors) < 0.08
     assert max(errors) < 0.3
     assert max(memory) < 0.025
+
+
+@pytest.mark.parametrize("part", ["device", "host"])
+def test_optimizers_alone_take_device_and_host_as_long_as_measured(part: str) -> None:
+    """The host's time where it decides: of those that go tensor by tensor."""
+    gpu = load_gpu("h100-sxm5-80gb")
+    slow, seen = ("adafactor", "adamw-8bit", "muon"), 0
+    for row in rows("measured/h100_optimizer_parts.csv"):
+        if row["model"] == "resnet50" or (part == "host" and row["optimizer"] not in slow):
+            continue
+        told, device = (
+            layer_times(
+                build_model(row["model"], dtype=row["dtype"]),
+                replace(gpu, launch_s=launch_s),
+                batch=1,
+                precision="bf16",
+                optimizer=row["optimizer"],
+                master_weights=False,
+            )
+            for launch_s in (gpu.launch_s, 0.0)
+        )
+        waits_s = told.optimizer_s - device.optimizer_s
+        found_s = device.optimizer_s
+        if part == "host":
+            found_s = told.optimizer_kernels * gpu.launch_s + waits_s
+        assert found_s == pytest.approx(float(row[f"{part}_s"]), rel=0.21), row
+        seen += 1
+    assert seen == {"device": 12, "host": 6}[part]
 
 
 def test_steps_of_mamba_wait_for_the_host_as_measured() -> None:

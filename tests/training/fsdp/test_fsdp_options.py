@@ -119,6 +119,9 @@ def test_memory_follows_the_options() -> None:
     plain = memory_of(FsdpStrategy(kind="fsdp"))
     whole = memory_of(FsdpStrategy(kind="fsdp", reshard_after_forward=False))
     assert whole.gathered_bytes > plain.gathered_bytes > 0
+    ahead = memory_of(FsdpStrategy(kind="fsdp", backward_prefetch=4))
+    block_bytes = 4 * 12 * 768**2
+    assert ahead.gathered_bytes >= plain.gathered_bytes + 2 * block_bytes
     assert memory_of(FsdpStrategy(kind="fsdp", wrap="model")).gathered_bytes >= 2 * GPT2.nbytes
     copies = memory_of(FsdpStrategy(kind="fsdp", shard_gpus=4))
     assert copies.states_bytes == pytest.approx(2 * plain.states_bytes, rel=1e-3)

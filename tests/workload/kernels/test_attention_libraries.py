@@ -112,6 +112,15 @@ def test_recorded_times_of_flash_attention(
     assert fused_attention_s(shape, on, backward=True) == pytest.approx(1e-3 * backward_ms, rel=0.1)
 
 
+def test_flash_attention_4_runs_on_blackwell_as_cudnns_kernels_do() -> None:
+    gpt2, b200 = build_model("gpt2"), load_gpu(GPUS["b200"])
+    alone, usual = (
+        layer_times(gpt2, b200, batch=1, precision="bf16", fused_attention=fused).forward_s.sum()
+        for fused in ("flash_4", True)
+    )
+    assert alone == usual
+
+
 @pytest.mark.parametrize(("library", "gpu"), [("flash_3", "b200"), ("flash_4", "l40s")])
 def test_kernels_run_on_what_they_are_written_for(library: str, gpu: str) -> None:
     with pytest.raises(InputError, match=f"compute.fused_attention.*{library} on .*Hopper"):
