@@ -22,6 +22,7 @@ from perfmodel.report.common.document import (
     Tile,
     Tiles,
     bullets_section,
+    for_ranks_of,
     grounds,
     header,
     paragraphs,
@@ -309,24 +310,25 @@ def as_it_is(advice: Advice) -> str:
 
 def advice_lines(advice: Advice) -> list[Block]:
     """Arrange advice for the terminal."""
-    return [
-        Paragraph(headline(advice), "headline"),
-        Paragraph(as_it_is(advice)),
-        *([changes_table(advice, advice.worth)] if advice.worth else []),
-        *paragraphs(proposals(advice)),
-        *([] if advice.best is None else [Code(command(advice, advice.best))]),
-        *words_blocks(advice.words),
-        *paragraphs(
-            [
-                *power_limits(advice),
-                *left_out(advice),
-                *narrow_gains(advice),
-                INTERVALS,
-                quantities.rests_on(advice.base),
-            ],
-            "note",
-        ),
+    notes = [
+        *power_limits(advice),
+        *left_out(advice),
+        *narrow_gains(advice),
+        INTERVALS,
+        quantities.rests_on(advice.base),
     ]
+    return for_ranks_of(
+        advice.topology,
+        [
+            Paragraph(headline(advice), "headline"),
+            Paragraph(as_it_is(advice)),
+            *([changes_table(advice, advice.worth)] if advice.worth else []),
+            *paragraphs(proposals(advice)),
+            *([] if advice.best is None else [Code(command(advice, advice.best))]),
+            *words_blocks(advice.words),
+            *paragraphs(notes, "note"),
+        ],
+    )
 
 
 MOST_BARS = 14
@@ -398,37 +400,42 @@ def advice_html(advice: Advice) -> str:
     setting, best = f"{advice.workload} on {advice.machine}", advice.best
     return render_html(
         f"What to change: {setting}",
-        [
-            header(
-                setting,
-                headline(advice),
-                [PREDICTED],
-                [advice.scenario.question],
-                [as_it_is(advice)],
-            ),
-            None if best is None or best.point is None else _tiles(advice, best, best.point),
-            None
-            if best is None
-            else section(
-                "What to do",
-                "Changes that belong together, each proposal simulated as a whole.",
-                Bullets(list(proposals(advice))),
-                Code("\n".join(command(advice, trial) for trial in advice.together)),
-            ),
-            words_section(advice.words),
-            section(
-                "Each change alone",
-                ALONE,
-                Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval"),
-                changes_table(advice, advice.trials),
-            ),
-            bullets_section("Power", power_limits(advice)),
-            section("What is left out", "", Bullets(left_out(advice))),
-            grounds(
-                [*narrow_gains(advice), INTERVALS, quantities.rests_on(advice.base)],
-                dict(advice.provenance),
-            ),
-        ],
+        for_ranks_of(
+            advice.topology,
+            [
+                header(
+                    setting,
+                    headline(advice),
+                    [PREDICTED],
+                    [advice.scenario.question],
+                    [as_it_is(advice)],
+                ),
+                None if best is None or best.point is None else _tiles(advice, best, best.point),
+                None
+                if best is None
+                else section(
+                    "What to do",
+                    "Changes that belong together, each proposal simulated as a whole.",
+                    Bullets(list(proposals(advice))),
+                    Code("\n".join(command(advice, trial) for trial in advice.together)),
+                ),
+                words_section(advice.words),
+                section(
+                    "Each change alone",
+                    ALONE,
+                    Figure(
+                        draw_gains(advice), "gains", "Gain of each change, with its 80 % interval"
+                    ),
+                    changes_table(advice, advice.trials),
+                ),
+                bullets_section("Power", power_limits(advice)),
+                section("What is left out", "", Bullets(left_out(advice))),
+                grounds(
+                    [*narrow_gains(advice), INTERVALS, quantities.rests_on(advice.base)],
+                    dict(advice.provenance),
+                ),
+            ],
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from perfmodel.studies.comparison import Change
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.tune.model import MIN_GAIN
+from perfmodel.topology.model import Topology
 from perfmodel.training.words import Words
 from perfmodel.workload.model import Sample
 
@@ -116,6 +117,8 @@ class Advice:
     scenario : Scenario
         Whose main size is meant.
     workload, machine : str
+    topology : Topology
+        Of that size.
     samples : Sample
     base : SizeResult
         The scenario as it is.
@@ -147,6 +150,7 @@ class Advice:
     scenario: Scenario
     workload: str
     machine: str
+    topology: Topology
     samples: Sample
     base: SizeResult
     adapter_Bps: float | None

@@ -214,6 +214,7 @@ def advise_scenario(
         scenario=single,
         workload=result.workload,
         machine=result.machine,
+        topology=result.topology,
         samples=result.samples,
         base=trials.base,
         adapter_Bps=rate,

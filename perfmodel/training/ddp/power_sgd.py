@@ -185,12 +185,15 @@ def _products(reduction: BucketReduction, factors: Factors, dtype: str) -> tuple
 
 
 def _matrix_flops(reduction: BucketReduction, dtype: str) -> float:
-    """Operations per second of matrix products on the GPU; infinite where none is stated."""
+    """Operations per second of matrix products on the GPU; infinite where none is stated.
+
+    In fp32 where it has not the type, and in its slowest one where it has no fp32.
+    """
     gpu = reduction.step.request.gpu
     if gpu is None:
         return math.inf
-    precision = dtype if dtype in gpu.matmul_efficiency else "fp32"
-    return gpu.peak_flops[precision] * gpu.matmul_efficiency[precision]
+    rates = {name: gpu.peak_flops[name] * share for name, share in gpu.matmul_efficiency.items()}
+    return rates.get(dtype, rates.get("fp32", min(rates.values())))
 
 
 def _orthogonalisation(

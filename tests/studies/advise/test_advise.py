@@ -243,6 +243,20 @@ def test_the_answer_is_exported_whole(advice: Advice) -> None:
     assert "src=" not in main
 
 
+def test_chips_that_are_no_gpus_are_called_so() -> None:
+    tpu = {
+        **SLOW_NETWORK,
+        "model": {"name": "resnet18"},
+        "compute": {"precision": "bf16"},
+        "cluster": {"node": "tpu-v5e", "nodes": 4, "fabric": "torus"},
+    }
+    found = advise_scenario(make_scenario(tpu), jobs=1)
+    said = (block.text for block in advice_lines(found) if isinstance(block, Paragraph))
+    lines = [text.replace("\N{NO-BREAK SPACE}", " ") for text in said]
+    assert any("4 chips" in line for line in lines)
+    assert not any("GPU" in line or "NVLink" in line for line in lines)
+
+
 def test_what_does_not_fit_is_not_proposed() -> None:
     """A batch four times as large keeps four times the activations: beyond the GPU's 16 GB."""
     large = {

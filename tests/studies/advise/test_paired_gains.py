@@ -24,6 +24,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import simulate_steps
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.topology.model import Topology
 from perfmodel.workload.model import Sample
 
 HOOK: Mapping[str, Any] = {"strategy.hook": "fp16"}
@@ -39,6 +40,7 @@ class Simulated:
 
     point: SizeResult
     steps_s: FloatArray
+    topology: Topology
 
 
 def with_network(machine: Machine, z: float) -> Machine:
@@ -63,7 +65,8 @@ def simulated(changes: Mapping[str, Any]) -> Simulated:
     inputs = resolve_scenario(change_scenario(scenario, changes), None, None)
     sized = size_job(inputs, inputs.sizes[-1])
     grid = np.array([[step_s(sized, c, n) for n in NETWORK] for c in COMPUTE])
-    return Simulated(simulate_size(sized, with_first=False, with_limits=False), grid)
+    point = simulate_size(sized, with_first=False, with_limits=False)
+    return Simulated(point, grid, sized.ensemble.likely.topology)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,7 @@ def test_why_several_are_surer_is_said_with_steps_at_both_ends(
         scenario=load_scenario("bucket-size-slow-ethernet"),
         workload="",
         machine="",
+        topology=base.topology,
         samples=Sample("image"),
         base=base.point,
         adapter_Bps=None,
