@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perfmodel.arrays import RankGroup
+from perfmodel.errors import refuse_if
 from perfmodel.library.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on, load_library
@@ -37,9 +38,17 @@ def make_machine(
     settings : LibrarySettings, optional
     channels : int, optional
         Use no more than this many parallel rings; nor more than the library or the user allow.
+
+    Raises
+    ------
+    InputError
+        NCCL's version or variables where accelerators have no NCCL.
     """
     chosen = settings or LibrarySettings()
     if library.nccl_tuner and topology.gpu.accelerator:
+        stated = chosen.version or next(iter(chosen.env), "")
+        allowed = f"nothing of NCCL on {topology.gpu.name}, which its maker's library joins"
+        refuse_if(bool(stated), "library", stated, allowed)
         library = load_library("rings")
     if library.nccl_tuner and topology.hosts > 1:
         chosen = chosen.on_network(topology.network)

@@ -105,6 +105,11 @@ class Gpu:
         return clock_Hz if clock_Hz < FASTEST_CLOCK_HZ else clock_Hz / 2
 
 
+def fp32_peak(peaks: Mapping[str, float]) -> float:
+    """Peak in fp32; where a data sheet has none, a sixteenth of its largest (assumption)."""
+    return peaks.get("fp32") or max(peaks.values()) / 16
+
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """Farthest paths that the library may use without the host's memory, where the user sets them.

@@ -34,10 +34,10 @@ from perfmodel.workload.layer_cost import layer_cost, matrix_seconds, weight_gra
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    optimizer_arithmetic_s,
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
+    optimizer_unhidden_s,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
 from perfmodel.workload.pricing import STATED_BYTES, make_pricing
@@ -161,7 +161,7 @@ def layer_times(
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
         layer_launches=kernel_constants().host.layer_kernel,
-        optimizer_s=optimizer_arithmetic_s(workload, optimizer, gpu)
+        optimizer_s=optimizer_unhidden_s(workload, optimizer, gpu)
         + multi_tensor_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
             STATED_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],

@@ -20,7 +20,7 @@ from perfmodel.workload.memory import (
     optimizer_state_bytes,
     optimizer_states,
 )
-from perfmodel.workload.memory.optimizer_states import optimizer_arithmetic_s
+from perfmodel.workload.memory.optimizer_states import optimizer_unhidden_s
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 
 VIEWS = ("permute", "view", "unsqueeze", "detach", "lift_fresh", "_local_scalar_dense")
@@ -92,7 +92,7 @@ def record(make: Callable[[Any], Any], *shapes: tuple[int, ...]) -> Recorded:
 def flops_of(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> float:
     with monkeypatch.context() as patched:
         patched.setattr(optimizer_states, "product_s", lambda product, _: product.flops)
-        return optimizer_arithmetic_s(workload, "muon", load_gpu("h100-sxm5-80gb"))
+        return optimizer_unhidden_s(workload, "muon", load_gpu("h100-sxm5-80gb"))
 
 
 def test_muon_makes_the_calls_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_experts_are_matrices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_muon_takes_bf16() -> None:
     with pytest.raises(InputError, match="'muon' on v100"):
-        optimizer_arithmetic_s(model((64, 128)), "muon", load_gpu("v100-sxm2-16gb"))
+        optimizer_unhidden_s(model((64, 128)), "muon", load_gpu("v100-sxm2-16gb"))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_runs_tensor_by_tensor_is_not_fused(optimizer: str) -> None:
 
 def test_a_step_has_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     def optimizer_s(products_s: float) -> float:
-        monkeypatch.setattr(roofline, "optimizer_arithmetic_s", lambda *_: products_s)
+        monkeypatch.setattr(roofline, "optimizer_unhidden_s", lambda *_: products_s)
         gpu, gpt2 = load_gpu("h100-sxm5-80gb"), build_model("gpt2")
         made = roofline.layer_times(gpt2, gpu, batch=1, precision="bf16", optimizer="muon")
         return made.optimizer_s

@@ -19,10 +19,10 @@ from perfmodel.units import format_bytes, format_time
 
 MOST_SIMULATED = 8
 """Changes that fit are simulated, at most so many: those that leave the least memory over."""
-MOST_MICRO_BATCHES = 64
-"""Of a step that is simulated; one of sharded data parallelism takes 30 ms for each."""
 MOST_SIMULATED_LARGE = 2
 """The same on `MANY_RANKS` or more, where each takes seconds and up to two gigabytes."""
+MOST_MICRO_BATCHES = 64
+"""Of a step that is simulated; one of sharded data parallelism takes 30 ms for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,10 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
     is_large = any(each.size.gpus >= MANY_RANKS for _, each, _ in fullest)
     most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
     short = [each for each in fullest if each[1].job.options.accumulate <= MOST_MICRO_BATCHES]
+    simulated = short[:most]
     steps = [
-        (time_s, _verdict(each))
-        for each in short[:most]
-        if (time_s := _step_s(each[1])) is not None
+        (time_s, _verdict(each)) for each in simulated if (time_s := _step_s(each[1])) is not None
     ]
-    others = [each for each in fullest[:MOST_SIMULATED] if each not in short[:most]]
     return [
         *(
             f"{verdict}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
@@ -87,7 +85,8 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
         ),
         *(
             f"{_verdict(each)}; its step, of so many GPUs or micro-batches, was not simulated"
-            for each in others
+            for each in fullest[:MOST_SIMULATED]
+            if each not in simulated
         ),
     ]
 

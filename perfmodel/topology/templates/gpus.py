@@ -26,7 +26,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError, allowed_names, look_up, raise_faults, refuse_if
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.read import LARGEST_YAML_BYTES
-from perfmodel.topology.model import Gpu
+from perfmodel.topology.model import Gpu, fp32_peak
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
 ESTIMATED = (
@@ -99,7 +99,7 @@ def multiprocessors(spec: GpuSpec, peers: Sequence[Gpu]) -> int:
     The peer is the one whose ratio of tensor cores' peak to fp32 peak is closest to the GPU's: a
     generation may have chips of two kinds (A100, and GeForce or A40).
     """
-    fp32 = spec.peak.get("fp32") or max(spec.peak.values()) / 16
+    fp32 = fp32_peak(spec.peak)
     ratio = math.log(_matrix_peak(spec.peak) / fp32)
 
     peer = min(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from perfmodel.errors import refuse_if
 from perfmodel.memo import grouped
-from perfmodel.topology.model import Gpu
+from perfmodel.topology.model import Gpu, fp32_peak
 from perfmodel.workload.kernels.device import OptimizerKind, kernel_constants, make_device
 from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
@@ -72,7 +72,7 @@ def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int)
     return full + kind.edges * wide_bytes * sum(tensor.numel / n for n in tensor.shape[-2:])
 
 
-def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
+def optimizer_unhidden_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
     """Time of what traffic does not hide: work on elements, waits of the host, products; seconds.
 
     Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side,
@@ -83,10 +83,8 @@ def optimizer_arithmetic_s(workload: Workload, optimizer: str, gpu: Gpu) -> floa
     """
     updates = _updates(workload, optimizer)
     flops = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
-    # as for multiprocessors, a data sheet without fp32 has a sixteenth of its largest rate
-    elements_s = flops / gpu.peak_flops.get("fp32", max(gpu.peak_flops.values()) / 16)
     waits = sum(kind.tensor_operations for _, kind, _ in updates if kind.waits)
-    elements_s += waits * gpu.launch_s
+    elements_s = flops / fp32_peak(gpu.peak_flops) + waits * gpu.launch_s
     shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
     if not shapes:
         return elements_s

@@ -17,9 +17,9 @@ from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    optimizer_arithmetic_s,
     optimizer_bytes,
     optimizer_launches,
+    optimizer_unhidden_s,
 )
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.readers.csv_tables import list_first
@@ -81,14 +81,14 @@ def read_layer_times(
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
     moved = optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights)
-    arithmetic_s = 0.0 if gpu is None else optimizer_arithmetic_s(workload, optimizer, gpu)
+    unhidden_s = 0.0 if gpu is None else optimizer_unhidden_s(workload, optimizer, gpu)
     return LayerTimes(
         forward_s=forward_s,
         backward_s=backward_s,
         forward_kernels=kernels,
         backward_kernels=2 * kernels,
         launch_s=0.0 if spec.launch is None else spec.launch,
-        optimizer_s=arithmetic_s + moved / (2 * copy_Bps)
+        optimizer_s=unhidden_s + moved / (2 * copy_Bps)
         if spec.optimizer is None
         else spec.optimizer,
         optimizer_kernels=optimizer_launches(workload, optimizer, optimizer_kernels),

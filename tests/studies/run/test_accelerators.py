@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.report.common.document import count_ranks, in_words_of
 from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.advise.run import advise_scenario
@@ -49,6 +51,22 @@ def job(**more: Any) -> Any:
 
 
 SLICE = {"node": "tpu-v5p", "nodes": 16, "fabric": {"kind": "torus", "dims": [4, 4]}}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("env", {"NCCL_ALGO": "Tree"}), ("version", "2.21.5"), ("algorithm", "tree"), ("channels", 4)],
+)
+def test_settings_of_nccl_are_refused(field: str, value: object) -> None:
+    inputs = resolve_scenario(make_scenario(job(cluster=SLICE, library={field: value})), None, None)
+    with pytest.raises(InputError, match=rf"library\.{field}.*accelerators have in place of nccl"):
+        size_job(inputs, inputs.sizes[-1])
+
+
+def test_a_collective_refuses_variables_of_nccl() -> None:
+    settings = LibrarySettings(env={"NCCL_ALGO": "Tree"})
+    with pytest.raises(InputError, match=r"NCCL_ALGO.*nothing of NCCL on tpu-v5p"):
+        make_machine(torus("tpu-v5p", 4, 4), load_library("nccl"), settings=settings)
 
 
 # ---------------------------------------------------------------- data sheets

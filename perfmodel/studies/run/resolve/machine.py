@@ -211,6 +211,9 @@ def build_machine(
     if scenario.library.host_step and topology.gpu.generation != "cpu":
         allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"
         raise scenario.fault("library.host_step", f"{scenario.library.host_step:g} s", allowed)
+    if topology.gpu.accelerator and scenario.library.name == "nccl":  # which it does not have
+        rings = scenario.library.model_copy(update={"name": "rings"})
+        scenario = scenario.model_copy(update={"library": rings})
     return make_machine(
         topology,
         _load_library(scenario.library),
@@ -295,7 +298,8 @@ def _find_nccl_settings(scenario: Scenario) -> list[Fault]:
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    allowed = f"nothing for {name}, only for name: nccl"
+    why = "which accelerators have in place of nccl" if name == "rings" else "only for name: nccl"
+    allowed = f"nothing for {name}, {why}"
     return [
         scenario.origin.fault(f"library.{field}", repr(value), allowed)
         for field, value in unused.items()
