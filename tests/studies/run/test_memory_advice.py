@@ -136,3 +136,19 @@ def test_a_change_that_a_pipeline_cannot_run_is_not_proposed() -> None:
     assert not memory.fits
     assert memory.advice
     assert not any(line.startswith("strategy.kind: fsdp:") for line in memory.advice)
+
+
+def test_steps_of_hundreds_of_micro_batches_are_proposed_without_their_time() -> None:
+    scenario = make_scenario(
+        {
+            "perfmodel": 1,
+            "model": {"name": "gpt2-large", "dtype": "bf16", "sequence_length": 1024},
+            "compute": {"precision": "bf16", "optimizer": "adamw"},
+            "cluster": {"node": "l40s-x8"},
+            "training": {"batch_per_gpu": 64},
+            "strategy": {"kind": "ddp", "accumulate": 64},
+        }
+    )
+    lines = run_scenario(scenario).main.memory.advice
+    micro_batches = next(line for line in lines if "times a step" in line)
+    assert micro_batches.endswith("micro-batches, was not simulated")

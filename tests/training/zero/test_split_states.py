@@ -35,6 +35,7 @@ from perfmodel.training.zero.fetches import trace_fetches
 from perfmodel.training.zero.sharded_states import partition
 from perfmodel.training.zero.strategy import zero_memory, zero_plan
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.zoo import build_model
 
 Times = Callable[..., LayerTimes]
 Run = Callable[..., list[tuple[float, float]]]
@@ -497,3 +498,26 @@ def test_beside_the_bucket_of_stage_3_is_room_for_the_largest_gradient() -> None
     options = ZeroStrategy(kind="zero", stage=3, reduce_bucket_size=500)
     use = zero_memory(Setup(model([10, 1000]), "fp32", "sgd", 4, 1, options=options))
     assert use.buckets_bytes == 4 * (500 + 1000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stage3_max_live_parameters": 10**7},
+        {"stage3_max_reuse_distance": 0},
+        {"stage3_prefetch_bucket_size": 0},
+        {"zero_hpz_partition_size": 8},
+    ],
+)
+def test_micro_batches_repeat_from_the_third_on(changes: dict[str, Any]) -> None:
+    """Memory follows three of them, however many a step has."""
+    few, many = (
+        trace_fetches(
+            build_model("gpt2"), ZeroStrategy(kind="zero", stage=3, accumulate=number, **changes)
+        )
+        for number in (3, 9)
+    )
+    assert few[1] == many[1]
+    kinds = [[(each.kind, each.tensors) for each in batch] for batch in many[0]]
+    assert all(batch == kinds[2] for batch in kinds[3:])
