@@ -269,6 +269,15 @@ _CHIPS: _Terms = (
 )
 """What is said of NVIDIA's GPUs, and of accelerators, which have neither CUDA nor NCCL."""
 
+_ICI: _Terms = (
+    *_CHIPS,
+    (re.compile(r"\bhost('s|s') NICs?\b"), r"chip\1 ICI links"),
+    (re.compile(r"\bPCIe, Ethernet\b"), "ICI"),
+    (re.compile(r"\bEthernet\b"), "ICI"),
+    (re.compile(r"(?:(?<=\()|^)ethernet(?=\)|$)"), "ici"),
+)
+"""The same of TPUs, whose links are kinds of "ethernet" in the model."""
+
 _USERS_OWN = ("question", "setting")
 
 
@@ -281,7 +290,7 @@ def _terms_of(topology: Topology) -> _Terms:
     if has_processes(topology):
         return _PROCESSES
     if topology.gpu.accelerator:
-        return _CHIPS
+        return _ICI if topology.network == "ici" else _CHIPS
     return _AMD if topology.gpu.amd else ()
 
 

@@ -159,3 +159,9 @@ def test_chips_are_chips() -> None:
         in_words_of(topology, told)
         == "fits the chips, with room for the 3 GiB of the runtime and its buffers"
     )
+    crossed = "each host's NIC and the hosts' NICs (between hosts: PCIe, Ethernet)"
+    assert in_words_of(torus("tpu-v7", 2, 2, 2), crossed) == (
+        "each chip's ICI links and the chips' ICI links (between hosts: ICI)"
+    )
+    gaudi = build_topology("gaudi2-x8", hosts=2, fabric="one-switch")
+    assert in_words_of(gaudi, "PCIe, Ethernet") == "PCIe, Ethernet"
