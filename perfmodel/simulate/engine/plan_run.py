@@ -7,12 +7,15 @@ it. Simultaneous events happen in plan order.
 A collective is the events of the network. Work whose end is known when it starts, such as that of
 the host, needs no event, and work of a compute stream one for as many pieces in a row as nobody
 else waits for: tasks that wait are counted down as the ends of their predecessors become known.
+A host that waits for nobody is not stepped through at all: a step is as far from the one before as
+its tasks are long.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from math import isnan, nan
 
 import numpy as np
@@ -75,10 +78,12 @@ class PlanRun:
         self._stretch, self._slowdown, self._busy = stretch, slowdown, 0
         self._startable, self._advancing = deque[StreamState](), False
         self._graph = task_graph(plan)
+        self._rows: dict[int, tuple[int, ...]] = {}
         self._end_by_themselves = [
             self._ends_by_itself(self._graph.queues[queue][1], task)
             for queue, task in zip(self._graph.queue_of, plan.tasks, strict=True)
         ]
+        self._hosts = [number for number in range(len(self._graph.queues)) if self._is_free(number)]
         self._participants = participants_of(plan)
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
@@ -94,7 +99,9 @@ class PlanRun:
             self.done.succeed()
         for state in self._streams:
             state.free_s = self._env.now
-        self._advance_all(self._streams)
+        self._advance_all(
+            state for number, state in enumerate(self._streams) if number not in self._hosts
+        )
 
     # ------------------------------------------------------------ steps
 
@@ -103,9 +110,41 @@ class PlanRun:
             waits = self._graph.waits if step else self._graph.waits_first
             none, count = [0.0] * len(waits), len(waits)
             self._step_states[step] = StepState(list(waits), none, [nan] * count, count)
+            for number in self._hosts:
+                self._pass(self._streams[number], step)
             if self._steps is None:
                 self._step_states.pop(step - 2 * MAX_STEPS_AHEAD, None)
         return self._step_states[step]
+
+    def _is_free(self, number: int) -> bool:
+        """Whether a stream of the host waits for nobody, so that only time passes there."""
+        _, stream, queue = self._graph.queues[number]
+        return (
+            stream.kind == "host"
+            and self._stretch is None
+            and len(self._graph.queues) > 1
+            and all(
+                self._end_by_themselves[index]
+                and not self._graph.waits[index]
+                and not self._graph.users_later[index]
+                for index in queue
+            )
+        )
+
+    def _pass(self, state: StreamState, step: int) -> None:
+        """Let the time of a step pass on a host that waits for nobody."""
+        own, users = self._step_states[step], self._graph.users
+        durations_s = (self._stretched(step, index)[1] for index in state.tasks)
+        times_s = list(accumulate(durations_s, initial=state.free_s))
+        for index, start_s, end_s in zip(state.tasks, times_s, times_s[1:], strict=False):
+            own.end_s[index] = end_s
+            for user in users[index]:
+                own.waits[user] -= 1
+                own.ready_s[user] = max(own.ready_s[user], end_s)
+            self._record(step, index, start_s, end_s)
+        state.free_s = times_s[-1]
+        own.last_s = max(own.last_s, times_s[-1])
+        own.tasks_left -= len(state.tasks)
 
     def _end(self, state: StreamState, step: int, index: int, end_s: float) -> None:
         """Note when a task ends; what waited for it is looked at by `_advance_all`."""
@@ -178,19 +217,18 @@ class PlanRun:
             own = self._step_states.get(step) or self._step_state(step)
             if own.waits[index] or (self._steps is None and self._is_ahead(step)):
                 return
-            task, ready_s = tasks[index], self._ready_s(own, step, index)
-            start_s = max(ready_s, state.free_s)
+            task, start_s = tasks[index], max(self._ready_s(own, step, index), state.free_s)
             if self._end_by_themselves[index]:
                 self._pop(state)
                 stretch, duration_s = self._stretched(step, index)
-                self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
+                self._finish(state, step, index, start_s, start_s + duration_s, stretch)
                 continue
             if start_s > now_s:
                 self._wake(state, start_s)
                 return
             if task.acquires and not self._semaphores.take(state, task.acquires):
                 return
-            self._start(state, ready_s)
+            self._start(state)
 
     def _ready_s(self, own: StepState, step: int, index: int) -> float:
         """Return when the last of the tasks that a task waits for has ended."""
@@ -219,9 +257,9 @@ class PlanRun:
 
         self._call_after(self._env.timeout(at_s - self._env.now), wake)
 
-    def _pop(self, state: StreamState) -> None:
-        """Go on to the next task of a stream."""
-        state.at += 1
+    def _pop(self, state: StreamState, tasks: int = 1) -> None:
+        """Go on by some tasks of a stream."""
+        state.at += tasks
         if state.at == len(state.tasks):
             state.at, state.step = 0, state.step + 1
 
@@ -232,18 +270,18 @@ class PlanRun:
         behind = self._step_states.get(step - MAX_STEPS_AHEAD)
         return behind is not None and (behind.tasks_left > 0 or behind.last_s > self._env.now)
 
-    def _start(self, state: StreamState, ready_s: float) -> None:
+    def _start(self, state: StreamState) -> None:
         """Start the next task of a stream now."""
         step, index = state.step, state.tasks[state.at]
         state.free -= 1
         self._pop(state)
         work = self.plan.tasks[index].work
         if not isinstance(work, Compute):
-            self._join(state, step, index, ready_s, work)
+            self._join(state, step, index, work)
         elif state.stream.kind == "compute":
-            self._compute(state, step, index, ready_s)
+            self._compute(state, step, index)
         else:
-            self._take_time(state, step, index, ready_s)
+            self._take_time(state, step, index)
 
     def _finish(
         self,
@@ -251,15 +289,22 @@ class PlanRun:
         step: int,
         index: int,
         start_s: float,
-        ready_s: float,
         end_s: float,
         stretch: float = 1.0,
     ) -> None:
-        """Record a task whose end is known."""
+        """Record a task whose end is known, and free its stream."""
         state.free_s = end_s
-        if self._steps is not None:
-            self.executions.append((self.plan.tasks[index], step, start_s, end_s, ready_s, stretch))
+        self._record(step, index, start_s, end_s, stretch)
         self._end(state, step, index, end_s)
+
+    def _record(
+        self, step: int, index: int, start_s: float, end_s: float, stretch: float = 1.0
+    ) -> None:
+        """Record a task of a job that has an end."""
+        if self._steps is not None:
+            ready_s = self._ready_s(self._step_states[step], step, index)
+            task = self.plan.tasks[index]
+            self.executions.append((task, step, start_s, end_s, ready_s, stretch))
 
     def _free(self, state: StreamState, index: int) -> None:
         """Free the stream of a task that ends now, give back its semaphore, and start others."""
@@ -271,44 +316,59 @@ class PlanRun:
         if task.releases:
             waiting = self._semaphores.give_back(task.rank_class, task.releases)
             if waiting is not None:
-                own = self._step_states[waiting.step]
-                self._start(waiting, self._ready_s(own, waiting.step, waiting.tasks[waiting.at]))
+                self._start(waiting)
                 self._startable.appendleft(waiting)
         self._advance_all(())
 
     # ------------------------------------------------------------ compute
 
-    def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+    def _compute(self, state: StreamState, step: int, index: int) -> None:
         """Start work on the device, and what follows it while nobody else waits for an end.
 
         A stream that has several workers starts each piece by itself.
         """
-        own, pieces = self._step_states[step], [(index, ready_s, *self._stretched(step, index))]
-        while state.stream.workers == 1 and not self._graph.is_last[index]:
-            index = state.tasks[state.at]
-            task = self.plan.tasks[index]
-            if own.waits[index] or task.acquires or not isinstance(task.work, Compute):
-                break
-            self._pop(state)
-            pieces.append((index, own.ready_s[index], *self._stretched(step, index)))
-        work = Work([piece[1] for piece in pieces], [piece[3] for piece in pieces])
+        own, row = self._step_states[step], self._rows.get(index) or self._row(state, index)
+        waits = (at for at, each in enumerate(row) if at and own.waits[each])
+        *before, last = pieces = row[: next(waits, len(row))]
+        self._pop(state, len(before))
+        stretches, durations_s = zip(*(self._stretched(step, each) for each in pieces), strict=True)
+        work = Work([own.ready_s[each] for each in pieces], list(durations_s))
+        if self._steps is None and max(work.ready_s) <= self._env.now:  # only its end is asked for
+            work = Work([0.0], [sum(durations_s)])
 
         def end() -> None:
-            for (number, _, stretch, _), start_s, end_s in zip(
-                pieces, work.start_s, work.end_s, strict=True
+            if self._steps is None:
+                work.start_s *= len(pieces)
+                work.end_s *= len(pieces)
+            for number, start_s, end_s, stretch in zip(
+                before, work.start_s, work.end_s, stretches, strict=False
             ):
-                ready_s = self._ready_s(own, step, number)
-                self._finish(state, step, number, start_s, ready_s, end_s, stretch)
-            self._free(state, pieces[-1][0])
+                own.end_s[number] = end_s  # for which nobody waits
+                self._record(step, number, start_s, end_s, stretch)
+            own.tasks_left -= len(before)
+            self._finish(state, step, last, work.start_s[-1], work.end_s[-1], stretches[-1])
+            self._free(state, last)
 
         self._call_after(self._compute_resources[state.rank_class].compute(work), end)
 
-    def _take_time(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+    def _row(self, state: StreamState, index: int) -> tuple[int, ...]:
+        """Return a task with those behind it up to one that others wait for."""
+        row, behind, tasks = [index], state.tasks.index(index) + 1, self.plan.tasks
+        while state.stream.workers == 1 and not self._graph.is_last[row[-1]]:
+            task = tasks[state.tasks[behind]]
+            if task.acquires or not isinstance(task.work, Compute):
+                break
+            row.append(state.tasks[behind])
+            behind += 1
+        self._rows[index] = tuple(row)
+        return self._rows[index]
+
+    def _take_time(self, state: StreamState, step: int, index: int) -> None:
         """Start a piece of work that nothing slows down, on the host or of a copy."""
         start_s, (stretch, duration_s) = self._env.now, self._stretched(step, index)
 
         def end() -> None:
-            self._finish(state, step, index, start_s, ready_s, self._env.now, stretch)
+            self._finish(state, step, index, start_s, self._env.now, stretch)
             self._free(state, index)
 
         self._call_after(self._env.timeout(duration_s), end)
@@ -324,19 +384,17 @@ class PlanRun:
 
     # ------------------------------------------------------------ collectives
 
-    def _join(
-        self, state: StreamState, step: int, index: int, ready_s: float, work: Collective
-    ) -> None:
+    def _join(self, state: StreamState, step: int, index: int, work: Collective) -> None:
         """Reach a collective, and start it once all of its classes have."""
         participants, now_s = self._participants[work.communicator][state.rank_class], self._env.now
-        members, meets = [(state, index, ready_s, now_s)], len(participants.classes) > 1
+        members, meets = [(state, index, now_s)], len(participants.classes) > 1
         if meets:
             members = self._rendezvous.reach(step, work, participants, members[0])
         if not members:
             return
         self._launch(step, work, participants, members)
         if meets and self._steps is not None:
-            arrived_s = {each.rank_class: at_s for each, _, _, at_s in members}
+            arrived_s = {each.rank_class: at_s for each, _, at_s in members}
             task = self.plan.tasks[index]
             self.arrivals.append(arrivals_of(task, step, arrived_s, self._classes, now_s))
 
@@ -354,8 +412,8 @@ class PlanRun:
             del self._rendezvous.in_progress[instance]
             for name in classes:
                 self._compute_resources[name].communicate(-1)
-            for state, index, ready_s, _ in members:
-                self._finish(state, step, index, start_s, ready_s, self._env.now)
+            for state, index, _ in members:
+                self._finish(state, step, index, start_s, self._env.now)
                 self._free(state, index)
 
         call = self._calls[members[-1][1]]

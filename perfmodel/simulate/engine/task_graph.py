@@ -348,10 +348,9 @@ class Work:
 
     def ends_s(self, now_s: float, factor: float) -> float:
         """Return when the last piece ends, `factor` times slower from now on."""
-        for at in range(len(self.end_s), len(self.left_s)):
-            if at >= len(self.start_s):
-                now_s = max(now_s, self.ready_s[at])
-            now_s += self.left_s[at] * factor
+        ended = len(self.end_s)
+        for ready_s, left_s in zip(self.ready_s[ended:], self.left_s[ended:], strict=True):
+            now_s = max(now_s, ready_s) + left_s * factor
         return now_s
 
 
@@ -399,8 +398,8 @@ class ComputeResource:
             work.done.succeed()
 
 
-Member = tuple[StreamState, int, float, float]
-"""A task of a collective: its stream, its index, when it was ready and when it reached it."""
+Member = tuple[StreamState, int, float]
+"""A task of a collective: its stream, its index, and when it reached it."""
 
 CollectiveInstance = tuple[int, str, str]
 """A collective of a step: step, key, first class that takes part."""
