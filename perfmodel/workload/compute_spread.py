@@ -47,7 +47,8 @@ def roofline_factors(
     attention have one of their generation of GPU, where enough tables have such steps. GPUs of a
     generation of which few steps were published take that of generations left out. Guessed
     efficiencies and guessed work add to it, and what a power limit leaves of products; a GPU of
-    which only a data sheet is known has a width of its own.
+    which only a data sheet is known has a width of its own. So has what frameworks do and state
+    nowhere: strangers' steps lie farther away than those that the other widths come from.
     """
     kinds = {layer.kind for layer in workload.layers}
     spread = _shipped("kernels/spread")
@@ -61,7 +62,7 @@ def roofline_factors(
         half = max(half, float(steps["unseen"]))
     if "matmul_efficiency" in gpu.estimated:  # measured of whole steps: of kernels it is part
         half = max(half, float(_shipped("compute_spread")["data_sheet"]["width"]))
-    parts = [half]
+    parts = [half, float(_shipped("compute_spread")["frameworks"]["whole"])]
     if gpu.efficiency_assumed and "matmul_efficiency" not in gpu.estimated:
         parts.append(Z80 * float(spread["kinds"][f"product {precision}"]["unseen"]["log_sd"]))
     if narrow_share:
@@ -82,7 +83,9 @@ def split_factors(factors: Factors, *, experts: bool) -> Factors:
 
     `experts`: whether it has experts.
     """
-    width = float(_shipped("compute_spread")["split"]["experts" if experts else "dense"])
+    width = float(
+        _shipped("compute_spread")["frameworks"]["split"]["experts" if experts else "dense"]
+    )
     low, high = (math.hypot(math.log(factor), width) for factor in factors)
     return math.exp(-low), math.exp(high)
 

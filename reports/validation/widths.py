@@ -7,11 +7,15 @@ by which intervals are wider on either side than those in ``spread.yaml``, which
 in view. Where a mechanism is another one since, what was predicted first says nothing of it: those
 sweeps of data/strangers are predicted again. With each table left out in turn, 77 to 83 % of its
 lines lie inside, by class and band; with a profile, 77 to 79 %.
+
+What steps of whole models need stands by hand in ``perfmodel/workload/compute_spread.yaml``, as
+`frameworks`; `step_widths` says how much.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +26,7 @@ import perfmodel
 from perfmodel.files import read_yaml, write_atomically
 from perfmodel.library.corrections import BANDS
 from perfmodel.validate.scores import weighted_quantile
-from reports.validation.entries.entry import Entry, Prediction, read_entries
+from reports.validation.entries.entry import Entry, Prediction, read_entries, rows_of
 from reports.validation.entries.sweeps import QUANTITIES, sweeps_in
 
 INSIDE = 0.8
@@ -145,6 +149,67 @@ def predicted_again(entries: Iterable[Entry], folder: Path = STRANGERS) -> list[
             assert line.high is not None
             found.append(replace(line, low=line.low * wider, high=line.high / wider))
     return found
+
+
+# ---------------------------------------------------------------- steps
+
+STEP_VERSIONS = ("0.14.0", "0.15.0", "0.16.0")
+"""Versions whose intervals of steps had no width for what frameworks do where models are whole."""
+ACCELERATORS = Path(__file__).parents[2] / "topologies" / "accelerators.yaml"
+WHOLE = ("one GPU", "sharded")
+"""Classes of steps whose models are not split over GPUs."""
+
+
+def whole_steps(entries: Iterable[Entry]) -> list[Prediction]:
+    """Find the first predictions of steps of whole models on GPUs, with intervals."""
+    others = _tables_of_accelerators()
+    return [
+        entry.prediction
+        for entry in entries
+        if entry.origin.version in STEP_VERSIONS
+        and entry.prediction.kind == "step"
+        and entry.prediction.group in WHOLE
+        and entry.prediction.high is not None
+        and entry.prediction.table not in others
+    ]
+
+
+def _tables_of_accelerators() -> set[str]:
+    """Tables of strangers that are not about GPUs, whose steps have a width of their own."""
+    accelerators = read_yaml(ACCELERATORS)["gpus"]
+    return {
+        cells["table"]
+        for file in sorted(STRANGERS.parent.glob("strangers*/strategies/stated_steps.csv"))
+        for cells in rows_of(file)
+        if cells["gpu"] in accelerators
+    }
+
+
+def width_beside(line: Prediction) -> float:
+    """Half width of a logarithm that holds the measured step if it adds to the interval's square.
+
+    Examples
+    --------
+    >>> round(width_beside(Prediction("step", "sharded", "a", "b", "c", "s", 1, 0.8, 1.25, 1.1)), 3)
+    0.0
+    >>> round(width_beside(Prediction("step", "sharded", "a", "b", "c", "s", 1, 0.8, 1.25, 1.4)), 3)
+    0.252
+    """
+    end = line.high if line.measured > line.predicted else line.low
+    assert end is not None
+    away, held = (math.log(each / line.predicted) for each in (line.measured, end))
+    return math.sqrt(max(0.0, away**2 - held**2))
+
+
+def step_widths(lines: Sequence[Prediction]) -> tuple[float, float]:
+    """Widths that eight tenths of the steps need: each table weighing the same, and each line."""
+    tables = Counter(line.table for line in lines)
+    needed = np.array([width_beside(line) for line in lines])
+    by_table = np.array([1 / tables[line.table] for line in lines])
+    return (
+        weighted_quantile(needed, by_table, INSIDE),
+        weighted_quantile(needed, np.ones(len(lines)), INSIDE),
+    )
 
 
 def main() -> None:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from perfmodel.files import read_yaml
 from perfmodel.library.corrections import BANDS, factors_by_band, familiarity, load_spread
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.workload import compute_spread
 from reports.validation.entries.entry import Entry, Origin, Prediction, read_entries
 from reports.validation.entries.sweeps import QUANTITIES
-from reports.validation.widths import FILE, POWERS, beyond, margins, predicted_again
+from reports.validation.widths import (
+    FILE,
+    POWERS,
+    beyond,
+    margins,
+    predicted_again,
+    step_widths,
+    whole_steps,
+    width_beside,
+)
 
 
 def line(
@@ -108,3 +119,20 @@ def test_what_software_moves_has_wider_margins() -> None:
     shipped = read_yaml(FILE)
     assert all(shipped["software"][band] >= shipped["hardware"][band] >= 1 for band, _ in BANDS)
     assert shipped["software"]["buckets"] > shipped["hardware"]["buckets"]
+
+
+def test_the_shipped_width_of_whole_steps_holds_eight_tenths_of_strangers() -> None:
+    """Between what tables ask for that weigh the same, and lines that do."""
+    lines = whole_steps(read_entries())
+    assert len(lines) > 200
+    by_table, by_line = step_widths(lines)
+    width = read_yaml(Path(compute_spread.__file__).parent / "compute_spread.yaml")["frameworks"]
+    assert by_table <= width["whole"] <= by_line
+    held = sum(width_beside(each) <= width["whole"] for each in lines) / len(lines)
+    assert 0.75 <= held <= 0.85
+
+
+def test_steps_of_accelerators_and_split_models_ask_for_no_width_of_whole_ones() -> None:
+    tables = {each.table for each in whole_steps(read_entries())}
+    assert "llmc-a100" in tables
+    assert not {"maxtext-v4", "intel-gaudi2", "aws-b300"} & tables
