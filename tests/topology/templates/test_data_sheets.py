@@ -69,8 +69,10 @@ def test_what_is_estimated_widens_the_interval(table: Path) -> None:
     workload = build_model("bert-base")
     shipped = roofline_factors(workload, load_gpu("h100-sxm5-80gb"), "bf16")
     fresh = roofline_factors(workload, load_gpu("n100"), "bf16")
-    assert math.log(shipped[1]) == pytest.approx(0.163)
-    assert math.log(fresh[1]) == pytest.approx(0.217)  # reports.kernels.data_sheets
+    frameworks = 0.12  # beside what kernels leave open
+    assert math.log(shipped[1]) == pytest.approx(math.hypot(0.163, frameworks))
+    of_data_sheets = 0.217  # reports.kernels.data_sheets
+    assert math.log(fresh[1]) == pytest.approx(math.hypot(of_data_sheets, frameworks))
     table.write_text(TABLE + "    matmul_efficiency: {fp32: 0.7, bf16: 0.75}\n")
     assert roofline_factors(workload, load_gpu("n100"), "bf16") == shipped
 
