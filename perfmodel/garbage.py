@@ -22,7 +22,7 @@ def no_collections(*, all_stays: bool = False) -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if all_stays and not gc.get_freeze_count():  # moves all to the oldest generation
-                gc.freeze()
+            if all_stays:  # moves all to the oldest generation, also what others have frozen:
+                gc.freeze()  # to ask whether they have takes as long as a collection
                 gc.unfreeze()
             gc.enable()
