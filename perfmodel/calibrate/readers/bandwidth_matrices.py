@@ -320,15 +320,13 @@ def _matrix(
     *,
     barred: bool = False,
 ) -> LinkMatrix:
-    host, p2p_tool = "host" in test, test.startswith(("Uni", "Bi", "P2P"))
+    host = "host" in test
     return LinkMatrix(
         test=test,
         what="bandwidth" if unit == "GB/s" else "latency",
         ends="host-gpu" if host else "gpu-gpu",
         p2p="Disabled" not in test and not host and not barred,
-        both_ways="idirectional" in test and not test.startswith("Uni"),
         values=values,
         devices=devices,
-        tool="p2pBandwidthLatencyTest" if p2p_tool else "nvbandwidth",
         file=Path(file).name,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,14 +93,12 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
     )
     if (faults := failed(*problems)) or name is None:
         raise InputError(faults)
-    hosts = Counter(device["hostname"] for device in devices)
     processes = {(device["hostname"], device["pid"]) for device in devices}
     return [
         Sweep(
             op=name,
             ranks=len(devices),
-            nodes=len(hosts),
-            gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
+            nodes=len({device["hostname"] for device in devices}),
             dtype=str(results[0]["type"]),
             in_place=in_place,
             rows=rows,
@@ -151,7 +148,6 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
             op=name,
             ranks=count,
             nodes=nodes,
-            gpus_per_node=count // nodes if nodes else None,
             dtype=dtype,
             in_place=in_place,
             rows=rows,

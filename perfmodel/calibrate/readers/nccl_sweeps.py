@@ -71,9 +71,8 @@ def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tu
             "each rank once",
         ),
     )
-    count, hosts = max(times) + 1, Counter(rank.host for rank in ranks)
-    each = max(hosts.values()) if len(set(hosts.values())) == 1 else None
-    nodes: int | None = len(hosts)
+    count, hosts = max(times) + 1, {rank.host for rank in ranks}
+    nodes = len(hosts)
     if len(ranks) < count:
         each = max(rank.device for rank in ranks) + 1
         nodes = count // each
@@ -83,7 +82,6 @@ def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tu
         told,
         ranks=count,
         nodes=nodes,
-        gpus_per_node=each,
         devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
         one_process=len(processes) < len(ranks) if processes else None,
         notes=_notes(ranks, count),

@@ -121,9 +121,7 @@ def read_nccl_log(
     torn = ", but a head cut or wrapped" if log.torn_head else ""
     allowed = "a table with the columns size, count, type, time, algbw, busbw"
     refuse_if(not log.tables, "file", f"no table of nccl-tests{torn}", allowed, file)
-    told = Sweep(
-        ranks=0, nodes=None, gpus_per_node=None, dtype="", in_place=False, rows=(), **log.told
-    )
+    told = Sweep(ranks=0, nodes=None, dtype="", in_place=False, rows=(), **log.told)
     sweeps: list[Sweep] = []
     for table in log.tables:
         with collect_faults(log.faults):

@@ -82,8 +82,6 @@ class Sweep:
     ranks : int
     nodes : int or None
         None where the log does not name its hosts.
-    gpus_per_node : int or None
-        None as well where hosts have different numbers of ranks.
     dtype : str
     in_place : bool
     rows : tuple of SweepRow
@@ -111,7 +109,6 @@ class Sweep:
     op: str
     ranks: int
     nodes: int | None
-    gpus_per_node: int | None
     dtype: str
     in_place: bool
     rows: tuple[SweepRow, ...]
@@ -139,13 +136,10 @@ class LinkMatrix:
         Rows and columns.
     p2p : bool
         Whether GPUs reached each other's memory.
-    both_ways : bool
-        Whether both directions were busy and are summed.
     values : tuple of tuple of (float or None)
         Bytes per second, or seconds; None: not measured. Row: source (or host).
     devices : tuple of str
         Model of each GPU, as far as named.
-    tool : str
     file : str
     """
 
@@ -153,10 +147,8 @@ class LinkMatrix:
     what: str
     ends: str
     p2p: bool
-    both_ways: bool
     values: tuple[tuple[float | None, ...], ...]
     devices: tuple[str, ...] = ()
-    tool: str = ""
     file: str = ""
 
 

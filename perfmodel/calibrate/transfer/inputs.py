@@ -285,12 +285,10 @@ def _sweep_of(measurement: Measurement, file: str) -> Sweep:
         f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
         "one of NCCL's own collective; fit others by themselves",
     )
-    hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
         op=measurement.collective,
-        ranks=ranks,
-        nodes=hosts,
-        gpus_per_node=ranks // hosts,
+        ranks=measurement.ranks,
+        nodes=measurement.hosts or 1,
         dtype="float",
         in_place=True,
         rows=rows,

@@ -43,10 +43,6 @@ class Matrix:
     """Model, where the text says."""
     notes: tuple[str, ...] = ()
     """What was odd."""
-    pcie: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Generation and lanes of a GPU's PCIe link, where they are known."""
-    ports: dict[str, tuple[str, float, str]] = field(default_factory=dict)
-    """Kind of network, rate in bytes per second and its source, where they are known."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -351,18 +347,14 @@ def _add_pcie(host: _HostDraft) -> None:
 
 
 def _link(host: _HostDraft, device: str) -> str:
-    """PCIe link of a device: as it says, else of the GPU's generation, or the CPUs' for NICs."""
+    """PCIe link of a device: of the GPU's generation, or for NICs the CPUs' where that is newer."""
     is_gpu, c2c = device in host.matrix.gpus, host.part.c2c
     if is_gpu and c2c is not None:
         return host.draft.link(c2c, stock_link(c2c))
-    width = host.matrix.pcie.get(device)
-    if width is None:
-        own, of_cpu = int(host.part.pcie[-1]), int(hardware_parts().cpus[host.part.cpu].pcie[-1])
-        generation = own if is_gpu else max(own, of_cpu)
-        end = "GPU" if is_gpu else "NIC"
-        host.notes.append(f"PCIe of generation {generation} with 16 lanes to each {end}")
-        width = (generation, 16)
-    return host.draft.add_pcie(min(max(width[0], 1), 6), width[1])
+    own, of_cpu = int(host.part.pcie[-1]), int(hardware_parts().cpus[host.part.cpu].pcie[-1])
+    generation, end = (own, "GPU") if is_gpu else (max(own, of_cpu), "NIC")
+    host.notes.append(f"PCIe of generation {generation} with 16 lanes to each {end}")
+    return host.draft.add_pcie(generation, 16)
 
 
 # ---------------------------------------------------------------- NICs
@@ -388,8 +380,6 @@ def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
 
 def _network(host: _HostDraft, nic: str, node: NodeSpec | None) -> tuple[str, float, str]:
     """Kind of network, rate and its source."""
-    if nic in host.matrix.ports:
-        return host.matrix.ports[nic]
     port = next(iter(nic_ports(node) if node is not None else ()), None)
     if port is not None and node is not None:
         kind: str = port.network_kind

@@ -70,7 +70,6 @@ def test_p2p_matrices():
     apart, together, latency = read_matrices(P2P, "p2p.txt")
     assert not apart.p2p
     assert together.p2p
-    assert not together.both_ways
     assert together.devices == ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")
     assert together.values[0][1] == pytest.approx(273.6e9)
     assert latency.what == "latency"

@@ -53,7 +53,7 @@ def only(text, **more):
 
 def test_a_plain_log_says_everything_but_what_it_was():
     sweep = only(ranks(8) + NEW + UNITS + BODY + "# Out of bounds values : 0 OK\n")
-    assert (sweep.op, sweep.ranks, sweep.nodes, sweep.gpus_per_node) == ("all_reduce", 8, 1, 8)
+    assert (sweep.op, sweep.ranks, sweep.nodes) == ("all_reduce", 8, 1)
     assert sweep.dtype == "float"
     assert sweep.devices == ("NVIDIA H100 80GB HBM3",)
     assert sweep.one_process is False
@@ -80,7 +80,7 @@ def test_what_launchers_put_before_lines_is_passed_over(prefix):
     plain = only(text)
     other = only("".join(prefix + line + "\n" for line in text.splitlines()))
     assert other.rows == plain.rows
-    assert (other.ranks, other.nodes, other.gpus_per_node) == (16, 2, 8)
+    assert (other.ranks, other.nodes) == (16, 2)
 
 
 def test_tables_without_a_root_with_error_for_wrong_and_nothing_checked():
@@ -257,7 +257,7 @@ def nccl_document(**changed):
 
 def test_json_of_nccl_tests():
     out, in_place = read_nccl_json(nccl_document(), "out.json")
-    assert (out.op, out.ranks, out.nodes, out.gpus_per_node) == ("all_gather", 4, 2, 2)
+    assert (out.op, out.ranks, out.nodes) == ("all_gather", 4, 2)
     assert [(r.nbytes, r.time_s) for r in out.rows] == [(1 << 20, pytest.approx(1e-4))]
     assert in_place.rows[0].time_s == pytest.approx(1.01e-4)
     assert out.version == "2.28.9"
@@ -386,7 +386,7 @@ def test_a_list_of_first_and_last_ranks_is_completed_by_its_pattern():
     whole = ranks(16, hosts=2).splitlines(keepends=True)
     few = "".join([whole[0], whole[1], whole[8], whole[9], whole[16]])
     sweep = only(few + NEW + row(1 << 30, 8159.5, 2 * 15 / 16), op="all_reduce")
-    assert (sweep.ranks, sweep.nodes, sweep.gpus_per_node) == (16, 2, 8)
+    assert (sweep.ranks, sweep.nodes) == (16, 2)
     assert "4 of 16 ranks are listed" in sweep.notes[0]
     torn = few.replace("device  7", "device  6", 1)  # rank 7 is no longer the last of its host
     with pytest.raises(InputError, match="4 of the ranks 0 to 15"):
