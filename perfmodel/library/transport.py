@@ -19,7 +19,6 @@ from typing import Literal
 from perfmodel.errors import TopologyError
 from perfmodel.library.model import CommLibrary, Protocol, SocketCosts
 from perfmodel.library.settings import LEAST_CHANNELS, LEVELS, MOST_CHANNELS, LibrarySettings
-from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Reach, Sockets, Topology
 from perfmodel.topology.routing.router import Router
 
@@ -332,7 +331,7 @@ def socket_counts(
 
 def _channels_per_ring(topology: Topology, settings: LibrarySettings) -> float:
     """Channels on each ring; a ring leaves a host by each of its NICs."""
-    nics = sum(device.kind == "nic" for device in devices_of(topology.devices, 0)) or 1
+    nics = sum(device.kind == "nic" for device in topology.devices.of_host(0)) or 1
     least = settings.count(*LEAST_CHANNELS) or 0
     most = settings.count(*MOST_CHANNELS)
     channels = max(CHANNELS_OF_A_RING, least / nics)

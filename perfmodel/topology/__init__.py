@@ -67,14 +67,12 @@ def build_cluster(
     if is_graph_file(name):
         return graph_alone(Path(name), nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
     try:
-        if callable(fabric):
-            return build_topology(name, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
         if isinstance(fabric, Mapping):
-            network: FabricSpec | str | None = validate_document(FabricSpec, dict(fabric))
+            network = with_usual_routing(name, validate_document(FabricSpec, dict(fabric)))
         else:
-            network = None if fabric is None else str(fabric)
-        routed = with_usual_routing(name, network)
-        return build_topology(name, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
+            named = str(fabric) if isinstance(fabric, Path) else fabric
+            network = with_usual_routing(name, named)
+        return build_topology(name, hosts=nodes, fabric=network, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
         raise InputError(
@@ -84,32 +82,33 @@ def build_cluster(
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:
     """Refuse types that no argument has; every fault."""
-    from perfmodel.errors import Fault, raise_faults
+    from perfmodel.errors import failed, raise_faults
 
-    cases = (
-        (
-            isinstance(node, str | Path),
-            "topology",
-            f"a {type(node).__name__}",
-            "a name such as 'dgx-a100', a path, or a NetworkX graph",
-        ),
-        (
-            isinstance(fabric, str | Path | Mapping | None) or callable(fabric),
-            "fabric",
-            f"a {type(fabric).__name__}",
-            "a name, a path, a mapping with its 'kind', or a function that returns a graph",
-        ),
-        *(
+    raise_faults(
+        failed(
             (
-                number is None or (isinstance(number, Integral) and not isinstance(number, bool)),
-                name,
-                repr(number),
-                "a whole number",
-            )
-            for name, number in counts.items()
-        ),
+                not isinstance(node, str | Path),
+                "topology",
+                f"a {type(node).__name__}",
+                "a name such as 'dgx-a100', a path, or a NetworkX graph",
+            ),
+            (
+                not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)),
+                "fabric",
+                f"a {type(fabric).__name__}",
+                "a name, a path, a mapping with its 'kind', or a function that returns a graph",
+            ),
+            *(
+                (
+                    not isinstance(number, Integral | None) or isinstance(number, bool),
+                    name,
+                    repr(number),
+                    "a whole number",
+                )
+                for name, number in counts.items()
+            ),
+        )
     )
-    raise_faults(Fault(name, found, allowed) for fits, name, found, allowed in cases if not fits)
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:

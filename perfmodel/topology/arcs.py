@@ -172,13 +172,6 @@ class LikeHosts(Mapping[str, Device]):
         return (Device(kind, host, local) for local, kind in self._kinds.items())
 
 
-def devices_of(devices: Mapping[str, Device], host: int) -> Iterator[Device]:
-    """Devices of one host, in order, without a look at all others where hosts are alike."""
-    if isinstance(devices, LikeHosts):
-        return devices.of_host(host)
-    return (device for device in devices.values() if device.host == host)
-
-
 @dataclass(frozen=True)
 class Cables(Sequence[ArcEnd]):
     """Where the cables of a fabric end: each NIC's at its leaf, then those between switches.

@@ -242,8 +242,8 @@ def _leaf_of(
     leaf_of = np.full((hosts, nics), -1, dtype=np.int64)
     faults = []
     for host in range(hosts):
-        edges = _edges_at(fabric, host)
-        for at, (switch, data) in enumerate(edges):
+        edges = list(fabric.edges(host, data=True))
+        for at, (_, switch, data) in enumerate(edges):
             for nic in data.get("nics", range(nics) if len(edges) == 1 else (at,)):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
                     faults.append(
@@ -261,13 +261,6 @@ def _leaf_of(
     ]
     raise_faults(faults)
     return leaf_of.ravel()
-
-
-def _edges_at(fabric: nx.Graph[int | str], host: int) -> list[tuple[int | str, dict[str, Any]]]:
-    """Switches that a host is joined to, and what each edge says; parallel edges apart."""
-    near = fabric.adj[host].items()
-    apart = fabric.is_multigraph()
-    return [(switch, data) for switch, keys in near for data in keys.values()] if apart else [*near]
 
 
 def _trunks(

@@ -62,17 +62,15 @@ def expand(
             graph.add_node(name, kind=device.kind, local=local, **where)
         else:
             graph.add_node(name, **node.nodes[device.local], node=device.host, local=device.local)
-    columns = (
-        arcs.names,
-        arcs.kinds,
-        arcs.bandwidth_Bps.tolist(),
-        arcs.latency_s.tolist(),
-        arcs.lanes.tolist(),
-        range(len(arcs)),
-    )
-    facts_of_links = ("kind", "bandwidth", "latency", "lanes", "index")
+    columns = {
+        "kind": arcs.kinds,
+        "bandwidth": arcs.bandwidth_Bps.tolist(),
+        "latency": arcs.latency_s.tolist(),
+        "lanes": arcs.lanes.tolist(),
+        "index": range(len(arcs)),
+    }
     graph.add_edges_from(
-        (*ends, dict(zip(facts_of_links, numbers, strict=True)))
-        for ends, *numbers in zip(*columns, strict=True)
+        (*ends, dict(zip(columns, numbers, strict=True)))
+        for ends, *numbers in zip(arcs.names, *columns.values(), strict=True)
     )
     return graph

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
-from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.name_ranges import expand_ranges
 
@@ -134,7 +133,8 @@ def degrade_links(
     rates[list(bandwidth_Bps)] = list(bandwidth_Bps.values())
     delays[list(latency_s)] = list(latency_s.values())
     rates[list(topology.dead)] = 0.0
-    return _with_arcs(topology, replace(arcs, bandwidth_Bps=rates, latency_s=delays))
+    changed = replace(arcs, bandwidth_Bps=rates, latency_s=delays)
+    return replace(topology, changed=changed, healthy=topology.healthy or topology)
 
 
 def remove_links(
@@ -147,22 +147,19 @@ def remove_links(
 
     Raises `InputError`: an arc or a device that there is not; every fault.
     """
-    unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.devices]
-    raise_faults(unknown)
+    raise_faults(
+        no_device(topology, name, "lose") for name in nodes if name not in topology.devices
+    )
     lost_arcs = set(arcs)
     _check_numbers(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
     names = (*topology.lost, *nodes, *_link_names(topology, lost_arcs))
-    lost_arcs = lost_arcs.union(*(arcs_of_device(topology, node) for node in nodes))
-    dead = topology.dead | lost_arcs
-    old = topology.arcs
-    rates = old.bandwidth_Bps.copy()
-    rates[list(dead)] = 0.0
-    changed = _with_arcs(topology, replace(old, bandwidth_Bps=rates))
-    return replace(changed, dead=dead, lost=tuple(dict.fromkeys(names)))
-
-
-def _with_arcs(topology: Topology, arcs: Arcs) -> Topology:
-    return replace(topology, changed=arcs, healthy=topology.healthy or topology)
+    broken = replace(
+        topology,
+        dead=topology.dead.union(lost_arcs, *(arcs_of_device(topology, node) for node in nodes)),
+        lost=tuple(dict.fromkeys(names)),
+        healthy=topology.healthy or topology,
+    )
+    return degrade_links(broken)
 
 
 def _link_names(topology: Topology, arcs: Collection[int]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.topology.arcs import Adjacency, Arcs, Device
+from perfmodel.topology.arcs import Adjacency, Arcs, LikeHosts
 from perfmodel.topology.expanded_graph import expand
 from perfmodel.topology.routing.clos import Tiers
 
@@ -293,7 +293,7 @@ class Topology:
     name: str
     node_graph: nx.MultiDiGraph[str]
     fabric_graph: nx.Graph[int | str] | None
-    devices: Mapping[str, Device]
+    devices: LikeHosts
     built: Arcs
     ranks: tuple[str, ...]
     gpu: Gpu

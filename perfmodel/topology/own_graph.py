@@ -100,9 +100,12 @@ def topology_of(graph: nx.Graph[Any], name: str = "") -> Topology:
     facts = dict(stated_facts.get("machine", FORWARDING))
     facts["name"] = name or facts.get("name") or str(stated_facts.get("name") or "own graph")
     facts["routing"] = stated_facts.get("routing", facts.get("routing", "nccl"))
-    if facts["routing"] not in ROUTINGS:
-        allowed = allowed_names(ROUTINGS, str(facts["routing"]))
-        raise InputError(Fault("graph.routing", repr(facts["routing"]), allowed))
+    refuse_if(
+        facts["routing"] not in ROUTINGS,
+        "graph.routing",
+        repr(facts["routing"]),
+        allowed_names(ROUTINGS, str(facts["routing"])),
+    )
     per_node = stated_facts.get("gpus_per_node")
     hosts = _hosts(stated)
     if len(hosts) < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.topology.arcs import Device, LinkKinds, devices_of
+from perfmodel.topology.arcs import Device, LinkKinds
 from perfmodel.topology.templates.build import build_topology
 
 CLUSTER = build_topology("dgx-a100", hosts=12, fabric="leaf-spine")
@@ -23,8 +23,8 @@ def test_a_name_that_no_device_has_is_none(name: str) -> None:
 def test_devices_of_a_host_are_those_of_its_name() -> None:
     listed = dict(CLUSTER.devices)
     for host in (0, 11):
-        own = list(devices_of(CLUSTER.devices, host))
-        assert own == list(devices_of(listed, host))
+        own = list(CLUSTER.devices.of_host(host))
+        assert own == [device for device in listed.values() if device.host == host]
         assert own == [CLUSTER.devices[f"n{host}/{device.local}"] for device in own]
     assert CLUSTER.devices["n11/gpu3"] == Device("gpu", 11, "gpu3")
 

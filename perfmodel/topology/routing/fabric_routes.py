@@ -15,7 +15,6 @@ import numpy as np
 
 from perfmodel.errors import TopologyError
 from perfmodel.garbage import no_collections
-from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.switch_paths import NO_CABLE, NO_HOP, CableRoutes, switch_paths
@@ -180,7 +179,7 @@ class FabricRoutes:
         tiers = topology.tiers
         fits = tiers is not None and topology.first_cable + tiers.arcs == len(topology.arcs)
         self._tiers = tiers if fits else None
-        self._names = [d.local for d in devices_of(topology.devices, 0) if d.kind == "nic"]
+        self._names = [d.local for d in topology.devices.of_host(0) if d.kind == "nic"]
         self._port = {local: at for at, local in enumerate(self._names)}
         self._dead = np.zeros(len(topology.arcs), dtype=np.bool_)
         self._dead[list(topology.dead)] = True

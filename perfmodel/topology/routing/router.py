@@ -10,7 +10,6 @@ import numpy as np
 
 from perfmodel.errors import TopologyError, allowed_names
 from perfmodel.memo import grouped
-from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
@@ -35,7 +34,7 @@ class HostRoutes:
     def __init__(self, topology: Topology) -> None:
         built = topology.healthy or topology
         self.kinds: Mapping[str, str] = {
-            device.local: device.kind for device in devices_of(topology.devices, 0)
+            device.local: device.kind for device in topology.devices.of_host(0)
         }
         self._forwarding = topology.node_graph.graph.get("routing", "nccl") != "nccl"
         self._arcs: dict[str, list[HostArc]] = {}

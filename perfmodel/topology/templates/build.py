@@ -54,15 +54,16 @@ MOST_GPUS = 200_000
 
 
 def with_usual_routing(
-    node: NodeSpec | str, fabric: FabricSpec | str | None
-) -> FabricSpec | Fabric | str | None:
+    node: NodeSpec | str, fabric: FabricSpec | str | Generator | None
+) -> FabricSpec | Fabric | str | Generator | None:
     """A fabric, with the routing usual on the node's network if neither it nor its file names one.
 
-    `build_topology` itself takes the hash: its parts keep the names of single switches and cables.
+    A user's function says it by its graph. `build_topology` itself takes the hash: its parts keep
+    the names of single switches and cables.
     """
     if isinstance(fabric, str) and fabric in FABRIC_KINDS:
         fabric = FabricSpec.model_validate({"kind": fabric})
-    if fabric is None or states_routing(fabric):
+    if fabric is None or callable(fabric) or states_routing(fabric):
         return fabric
     kind = (resolve_fabric(fabric) if isinstance(fabric, str) else fabric).kind
     ports = nic_ports(load_node(node) if isinstance(node, str) else node)

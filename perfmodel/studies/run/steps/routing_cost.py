@@ -18,7 +18,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.templates.spec import ROUTINGS_OF
 from perfmodel.units import format_bytes
@@ -69,7 +68,7 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
 
 def _ports(machine: Machine) -> int:
     """Ports of all hosts; their cables are the fabric's first (`perfmodel.topology.fabric`)."""
-    nics = sum(d.kind == "nic" for d in devices_of(machine.topology.devices, 0))
+    nics = sum(d.kind == "nic" for d in machine.topology.devices.of_host(0))
     return nics * machine.topology.hosts
 
 
