@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
@@ -86,7 +87,7 @@ def fat_tree(
     switch has fewer uplinks by that factor, so that its pod has as many aggregation switches fewer.
     """
     ports = hosts * len(rails)
-    size = k or _smallest_k(ports)
+    size = k or next(even for even in count(2, 2) if even**3 // 4 >= ports)
     if ports > size**3 // 4 or size > max(radix, k or 0):
         most = (k or radix - radix % 2) ** 3 // 4
         raise InputError(
@@ -127,13 +128,6 @@ def fat_tree(
         for core in range(cores)
     )
     return graph
-
-
-def _smallest_k(ports: int) -> int:
-    k = 2
-    while k**3 // 4 < ports:
-        k += 2
-    return k
 
 
 def _with_spines(
@@ -207,11 +201,13 @@ def rail_only(
     levels = {"above": above, "cables": cables} if leaves > 1 else {}
     tiers = {"leaves": len(names), "pod": leaves, **levels}
     graph = plugged(hosts, leaf_of, names, routing=routing, tiers=tiers)
-    for name in names if leaves > 1 else ():
-        for spine in range(above):
-            upper = f"{name.partition('/')[0]}/spine{spine}"
-            graph.add_node(upper, kind="switch")
-            graph.add_edge(name, upper, **({"lanes": uplinks} if adaptive else {"cables": cables}))
+    trunks = [
+        (name, f"{name.partition('/')[0]}/spine{spine}")
+        for name in (names if leaves > 1 else ())
+        for spine in range(above)
+    ]
+    graph.add_nodes_from((spine for _, spine in trunks), kind="switch")
+    graph.add_edges_from(trunks, **({"lanes": uplinks} if adaptive else {"cables": cables}))
     return graph
 
 

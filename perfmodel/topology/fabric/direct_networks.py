@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from itertools import combinations
+from itertools import combinations, count
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, refuse_if
@@ -113,9 +113,7 @@ def _spread_over_axes(hosts: int, rails: Rails, line: str, sides: Dims) -> nx.Gr
 def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple[int, ...]:
     """Smallest box of sides that differ by one at most and hold all hosts, longer sides first."""
     routers = math.ceil(hosts / (hosts_per_router or 1))
-    side = 2
-    while (side + 1) ** dimensions <= routers:
-        side += 1
+    side = next(side for side in count(2) if (side + 1) ** dimensions > routers)
     longer = next(
         n for n in range(dimensions + 1) if (side + 1) ** n * side ** (dimensions - n) >= routers
     )
@@ -230,14 +228,14 @@ def dragonfly(
     free = radix - (routers_per_group - 1)
     each = hosts_per_router * nics if hosts_per_router else max(1, free // 2)
     each -= each % nics if nics <= each else 0  # whole hosts
-    count = groups or math.ceil(hosts * nics / (routers_per_group * each))
-    cables = _global_cables(free - each, routers_per_group, count, global_cables)
+    number = groups or math.ceil(hosts * nics / (routers_per_group * each))
+    cables = _global_cables(free - each, routers_per_group, number, global_cables)
     if cables is None:
-        needed = f"{count} groups of {routers_per_group} routers with {each} NICs each"
-        needed += f" and {global_cables or 1} cables between groups" if count > 1 else ""
+        needed = f"{number} groups of {routers_per_group} routers with {each} NICs each"
+        needed += f" and {global_cables or 1} cables between groups" if number > 1 else ""
         raise InputError(Fault("fabric.radix", f"{radix} ports", f"enough for {needed}"))
     network: nx.Graph[int | str] = nx.Graph(routing=routing)
-    members = [[f"group{g}/router{r}" for r in range(routers_per_group)] for g in range(count)]
+    members = [[f"group{g}/router{r}" for r in range(routers_per_group)] for g in range(number)]
     for group, names in enumerate(members):
         network.add_nodes_from(
             (name, {"kind": "switch", "group": group, "place": (group, router)})
@@ -245,8 +243,8 @@ def dragonfly(
         )
     join = _join_evenly if routing == "adaptive" else _join_each
     join(network, members, _global_trunks(members, cables), global_latency)
-    if count > 1 and None in (groups, global_cables):
-        note = f"assumption: {count} groups with {cables} cables between each two"
+    if number > 1 and None in (groups, global_cables):
+        note = f"assumption: {number} groups with {cables} cables between each two"
         network.graph["assumptions"] = (note, *network.graph.get("assumptions", ()))
     return plug_in(hosts, rails, network, each)
 

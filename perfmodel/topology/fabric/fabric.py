@@ -151,6 +151,5 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
     if listed.kind == "fat-tree" and "radix" in settings:
         values["k"] = values["radix"] - values["radix"] % 2  # half the ports face up, half down
     stated = [] if overrides is file.fabric else [*settings]
-    choices = {"kind", "routing"}  # which have no source
-    own = {name: "given in the scenario" for name in stated if name not in choices}
+    own = {name: "given in the scenario" for name in stated if name not in {"kind", "routing"}}
     return Fabric(FabricSpec.model_construct(**values), {**file.sources, **own})

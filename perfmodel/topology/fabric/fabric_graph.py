@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, describe_type, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, describe_type, failed, raise_faults, refuse_if
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -95,8 +95,9 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
 
     listed, trunks = spec.hosts or (), spec.trunks or ()
     rows = listed[:hosts]
-    allowed = f"at most {len(listed)} in this fabric"
-    faults = [Fault("hosts", str(hosts), allowed)] if hosts > len(listed) else []
+    faults = failed(
+        (hosts > len(listed), "hosts", str(hosts), f"at most {len(listed)} in this fabric")
+    )
     odd_hosts = [row for row in rows if len(row.leaves) != len(rails)]
     faults += [
         Fault(
@@ -176,10 +177,12 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
     import networkx as nx
 
     graph = call_function("fabric", make, (hosts, nics), "(hosts, nics)", A_FUNCTION)
-    if not isinstance(graph, nx.Graph) or graph.is_directed():
-        raise InputError(
-            Fault("fabric", f"{name_of(make)}, which returned {describe_type(graph)}", A_FUNCTION)
-        )
+    refuse_if(
+        not isinstance(graph, nx.Graph) or graph.is_directed(),
+        "fabric",
+        f"{name_of(make)}, which returned {describe_type(graph)}",
+        A_FUNCTION,
+    )
     faults = [
         Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
         for host in range(hosts)
