@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
@@ -35,13 +35,12 @@ def read_gpus(
         text = match["gpu"] if match else gpus
     named = [_read(each, field, faults) for each, field in ((text, "gpus"), (gpu, "gpu")) if each]
     models = {each.name for each in named if each is not None}
-    first = f"{min(models, default='')!r}, as gpus says, or nothing"
-    cases = (
-        (len(models) > 1, "gpu", gpu, first),
-        (usual is None and not named, "gpus", gpus, "a number and a GPU, as in '2 x rtx-4090'"),
-        (count == 0, "gpus", gpus, "one or more"),
+    unnamed, first = usual is None and not named, min(models, default="")
+    faults += failed(
+        (len(models) > 1, "gpu", repr(gpu), f"{first!r}, as gpus says, or nothing"),
+        (unnamed, "gpus", repr(gpus), "a number and a GPU, as in '2 x rtx-4090'"),
+        (count == 0, "gpus", repr(gpus), "one or more"),
     )
-    faults += [Fault(name, repr(found), allowed) for wrong, name, found, allowed in cases if wrong]
     raise_faults(faults)
     return count, next(iter(named), None)
 
@@ -100,8 +99,8 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
             f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none",
         ),
     )
-    for refused, allowed in cases:
-        refuse_if(refused, "gpu", repr(named.name), allowed)
+    rows = ((refused, "gpu", repr(named.name), allowed) for refused, allowed in cases)
+    raise_faults(failed(*rows)[:1])
     changed = PartedHost(host.node, part, (*host.notes, *named.assumptions)).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
@@ -273,30 +272,38 @@ def _lanes_of(host: PartedHost) -> int:
 def _check_links(host: PartedHost, layout: Layout, name: str | None, lanes: int) -> None:
     """Refuse NVLinks that the GPUs of a host do not have; the first thing that is wrong."""
     gpus, gpu, part = len(host.names("gpu")), host.node.gpu, host.part
-    cases = (
+    faults = failed(
         (
             name is None,
+            "nvlink",
             f"NVLink between {gpu}",
             f"'none': {gpu} has no NVLink that is known",
         ),
         (
             part.amd and (name != part.nvlink or layout != "mesh"),
+            "nvlink",
             f"{name} and {layout}",
             f"'none' or 'mesh': xGMI joins {gpu} all to all",
         ),
-        (lanes < 1, f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'"),
-        (lanes > max(1, part.lanes), f"{lanes} NVLinks", f"at most {part.lanes}, as {gpu} has"),
+        (lanes < 1, "nvlink", f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'"),
+        (
+            lanes > max(1, part.lanes),
+            "nvlink",
+            f"{lanes} NVLinks",
+            f"at most {part.lanes}, as {gpu} has",
+        ),
         (
             gpus < 2 and layout != "nvswitch",
+            "nvlink",
             f"{layout} with one GPU",
             "'none', or two GPUs and more",
         ),
         (
             layout == "mesh" and gpus - 1 > lanes,
+            "nvlink",
             f"{gpus} GPUs, all joined to all",
             f"at most {lanes + 1} of {gpu}",
         ),
-        (layout == "cube" and gpus != 8, f"a hybrid cube mesh of {gpus}", "8 GPUs"),
+        (layout == "cube" and gpus != 8, "nvlink", f"a hybrid cube mesh of {gpus}", "8 GPUs"),
     )
-    for refused, found, allowed in cases:
-        refuse_if(refused, "nvlink", found, allowed)
+    raise_faults(faults[:1])

@@ -98,10 +98,13 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
             )
         )
     leading = re.match(r"\s*(\d+)\s*x\b", section.text or "")
-    counts = [section.count, *(each.nics for each in read.values())]
-    counts.append(int(leading[1]) if leading else None)
-    usual = 1 if field == "nic" and section.per_socket is None else None
-    count = next((each for each in counts if each is not None), usual)
+    counts = (
+        section.count,
+        *(each.nics for each in read.values()),
+        int(leading[1]) if leading else None,
+        1 if field == "nic" and section.per_socket is None else None,
+    )
+    count = next((each for each in counts if each is not None), None)
     refuse_if(count == 0, f"{field}.text", repr(section.text), "one NIC or more")
     kinds = (each.kind for each in read.values() if each.kind)
     return StatedNics(section, count, next(kinds, None), rate_Bps or carried_Bps, slot)

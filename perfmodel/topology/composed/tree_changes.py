@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import validate_document
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
@@ -106,29 +106,29 @@ def change_tree(
     count = min(len(old_switches), len(gpus)) if switches is None else switches
     numa = domains or sockets or len(old_domains)
     gpu_links = {edge.link for gpu in gpus for _, edge in host.neighbours(gpu, _ABOVE)}
-    cases = (
-        (
-            cpu is not None and cpu.lower() not in kinds,
-            ("cpu", repr(cpu), allowed_names(kinds, cpu)),
-        ),
-        (
-            c2c is not None and bool(switches),
+    raise_faults(
+        failed(
             (
+                cpu is not None and cpu.lower() not in kinds,
+                "cpu",
+                repr(cpu),
+                allowed_names(kinds, cpu),
+            ),
+            (
+                c2c is not None and bool(switches),
                 "pcie_switches",
                 str(switches),
                 "0: its GPUs are joined to their CPUs by NVLink-C2C",
             ),
-        ),
-        (
-            count > len(gpus),
-            ("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"),
-        ),
-        (
-            not gpu_links,
-            ("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
-        ),
+            (
+                count > len(gpus),
+                "pcie_switches",
+                str(count),
+                f"at most {len(gpus)}, one for each GPU",
+            ),
+            (not gpu_links, "sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
+        )
     )
-    raise_faults([Fault(*fault) for refused, fault in cases if refused])
     moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
     if c2c is not None and (moved or cpu not in {None, host.part.cpu}):
         allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
@@ -168,7 +168,6 @@ def _tree(
     }
     cpus = [f"cpu{at}" for at in range(domains)]
     draft.add(number_pattern("cpu", range(domains)), "cpu")
-    gpu_link = min(gpu_links)
     places = cpus
     if switches:
         places = [f"pcie{at}" for at in range(switches)]
@@ -178,10 +177,10 @@ def _tree(
         for place, cpu in zip(places, spread_evenly(switches, cpus), strict=True):
             draft.join(place, cpu, uplink)
     gpus, nics = bare.names("gpu"), bare.names("nic")
-    for gpu, place in zip(gpus, spread_evenly(len(gpus), places), strict=True):
-        draft.join(gpu, place, gpu_link)
-    for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
-        draft.join(nic, place, nic_links[nic])
+    slots = dict.fromkeys(gpus, min(gpu_links)) | {nic: nic_links[nic] for nic in nics}
+    spread = (*spread_evenly(len(gpus), places), *spread_evenly(len(nics), places))
+    for (device, slot), place in zip(slots.items(), spread, strict=True):
+        draft.join(device, place, slot)
     draft.add_host_memory(kind, range(domains), per_socket)
     return draft
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import is_hardware
@@ -89,17 +89,16 @@ def describe(
     InputError
         What is not known, and what is; every fault.
     """
-    tests = (
-        ("gpus", gpus, gpus >= 1, "one or more"),
-        ("nics", nics, nics is None or nics >= 1, "one or more"),
+    faults = failed(
+        (gpus < 1, "gpus", str(gpus), "one or more"),
+        (nics is not None and nics < 1, "nics", str(nics), "one or more"),
         (
+            nic_Gbps is not None and not 0 < nic_Gbps < 1e5,
             "nic_Gbps",
-            nic_Gbps,
-            nic_Gbps is None or 0 < nic_Gbps < 1e5,
+            str(nic_Gbps),
             "more than zero, in gigabits per second",
         ),
     )
-    faults = [Fault(name, str(value), allowed) for name, value, fits, allowed in tests if not fits]
     host = None
     with collect_faults(faults):
         host = read_host(gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps)
@@ -175,20 +174,19 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
     if net.kind is None:
         return None, ()
     usual, usual_Bps = usual_nics(net.kind, part.spelled)
-    notes = list(net.assumptions)
-    nics = net.nics or (usual if part.on_board else min(usual, 1))
-    nic_Bps = net.nic_Bps or usual_Bps
-    if part.on_board and nics > 8 and nics % 8 == 0:
-        by = "aws-ofi-nccl" if net.kind == "efa" else "NCCL_IB_MERGE_NICS"
-        notes.append(f"assumption: {nics // 8} devices beside a GPU are one adapter ({by})")
-        nics, nic_Bps = 8, nic_Bps * nics // 8
-    if net.nics is None:
-        notes.append(f"assumption: {nics} NIC{'s' if nics > 1 else ''} per host, as usual")
-    if net.nic_Bps is None:
-        notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual")
-    return replace(
-        net, nics=nics, nic_Bps=nic_Bps, rate_source=net.rate_source or _USUAL_RATE
-    ), tuple(notes)
+    devices = net.nics or (usual if part.on_board else min(usual, 1))
+    each = devices // 8 if part.on_board and devices > 8 and devices % 8 == 0 else 1
+    nics, nic_Bps = devices // each, (net.nic_Bps or usual_Bps) * each
+    by = "aws-ofi-nccl" if net.kind == "efa" else "NCCL_IB_MERGE_NICS"
+    notes = (
+        (each > 1, f"{each} devices beside a GPU are one adapter ({by})"),
+        (net.nics is None, f"{nics} NIC{'s' if nics > 1 else ''} per host, as usual"),
+        (net.nic_Bps is None, f"NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual"),
+    )
+    assumed = (f"assumption: {note}" for applies, note in notes if applies)
+    source = net.rate_source or _USUAL_RATE
+    settled = replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source)
+    return settled, (*net.assumptions, *assumed)
 
 
 # ---------------------------------------------------------------- machines with a template
@@ -197,15 +195,17 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
 def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]) -> Described:
     """A template with the GPU that is named."""
     node = load_template(facts.name).model_copy(update={"gpu": host.gpu.name})
-    notes = [*assumptions, *host.network.assumptions]
-    net = host.network
-    if net.kind is not None and (net.nics is None or net.nic_Bps is None):
-        nic_Gbps = facts.nic_Bps / facts.nics * 8e-9
-        notes.append(f"assumption: NICs of {facts.name}: {facts.nics} x {nic_Gbps:g} Gbit/s")
-    notes.append(f"assumption: the rest as in the template {facts.name}")
-    if host.gpus < facts.gpus:
-        notes.append(f"assumption: the first {host.gpus} of {facts.gpus} GPUs")
-    return Described(node, tuple(notes), facts.name)
+    net, nic_Gbps = host.network, facts.nic_Bps / max(facts.nics, 1) * 8e-9
+    notes = (
+        (
+            net.kind is not None and (net.nics is None or net.nic_Bps is None),
+            f"NICs of {facts.name}: {facts.nics} x {nic_Gbps:g} Gbit/s",
+        ),
+        (True, f"the rest as in the template {facts.name}"),
+        (host.gpus < facts.gpus, f"the first {host.gpus} of {facts.gpus} GPUs"),
+    )
+    assumed = (f"assumption: {note}" for applies, note in notes if applies)
+    return Described(node, (*assumptions, *net.assumptions, *assumed), facts.name)
 
 
 def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> Described:

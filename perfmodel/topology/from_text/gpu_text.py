@@ -6,7 +6,15 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from perfmodel.errors import Fault, InputError, allowed_names, nearest, raise_faults, refuse_if
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    allowed_names,
+    failed,
+    nearest,
+    raise_faults,
+    refuse_if,
+)
 from perfmodel.topology.from_text.grammar import read_phrases, unread_words
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, gpu_spec, load_gpu
@@ -39,8 +47,6 @@ class NamedGpu:
     """Whether the text says board or card."""
     memory_GB: float | None = None
     """As stated; None: not stated."""
-    others: str = ""
-    """Text from the first GPU of another family on."""
 
 
 def read_gpu(text: str, intra: str = "") -> NamedGpu:
@@ -67,12 +73,11 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
         raise InputError(Fault("gpu", repr(text), _known_gpus(text)))
     start, family = mentions[0]
     segment = folded[start : mentions[1][0] if len(mentions) > 1 else None]
-    other = next((at for at, spelled in mentions if spelled != family), None)
     named = _variant(family, segment, folded, intra.lower())
-    if other is None:
+    if all(spelled == family for _, spelled in mentions):
         return named
     note = f"assumption: all GPUs are {family.upper()}, the first of those in {text!r}"
-    return replace(named, assumptions=(note, *named.assumptions), others=text[other:].strip())
+    return replace(named, assumptions=(note, *named.assumptions))
 
 
 def _of_table(name: str, similar: str) -> NamedGpu:
@@ -196,24 +201,27 @@ def read_stated_gpu(text: str) -> NamedGpu:
     form, memory, maker = (words.get(name, "").lower() for name in ("form", "memory", "maker"))
     stated_GB = float(re.sub(r"\D", "", memory) or part.memory)
     others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
-    cases = (
+    faults = failed(
         (
             form != "" and not _has_form(part, form),
-            form,
+            "gpu",
+            repr(form),
             f"{part.form.upper()}, as {named.name} has",
         ),
         (
             named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY,
-            memory,
+            "gpu",
+            repr(memory),
             f"{part.memory} GB, as the nearest ({named.name}) has",
         ),
         (
-            re.search(others, maker) is not None,
-            maker,
+            re.search(others, maker),
+            "gpu",
+            repr(maker),
             f"another maker: {named.name} is not theirs",
         ),
     )
-    raise_faults(Fault("gpu", repr(found), allowed) for wrong, found, allowed in cases if wrong)
+    raise_faults(faults)
     return named
 
 

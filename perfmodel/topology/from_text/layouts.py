@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from perfmodel.errors import Fault, raise_faults
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.network_text import IntraText, NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
@@ -281,24 +281,26 @@ def usual_host(
         whole, lanes = gpus, intra.lanes_of_gpu(layout, gpus) or part.lanes
     raise_faults(_capacity_faults(part, gpus, layout, intra))
     cpu = intra.cpu or part.cpu
-    notes = [] if intra.cpu else [f"assumption: CPUs of the kind {cpu}, usual with this GPU"]
     board = part.on_board and whole > 1 and part.c2c is None
     domains = whole if intra.own_domains else intra.domains or usual_domains(part, whole, cpu)
-    if intra.domains is None and not intra.own_domains:
-        notes.append(f"assumption: {domains} NUMA domain{'s' if domains > 1 else ''}")
     alone = not board and part.c2c is None and intra.switches is None  # cards, as is usual
     crowded = alone and _lacks_slots(cpu, whole, domains)
     switches = board or crowded if intra.switches is None else intra.switches
-    if alone and whole > 1:
-        notes.append(
-            f"assumption: two GPUs behind each PCIe switch, as {cpu} CPUs have too few lanes"
-            if crowded
-            else "assumption: each GPU straight under a CPU, no PCIe switch"
-        )
-    if part.amd:
-        notes.append(_RCCL)
-    if p2p is None and part.geforce and whole > 1:
-        notes.append("assumption: the driver keeps GeForce GPUs from copying over PCIe")
+    straight, several = "each GPU straight under a CPU, no PCIe switch", whole > 1
+    shared = f"two GPUs behind each PCIe switch, as {cpu} CPUs have too few lanes"
+    notes = (
+        (not intra.cpu, f"CPUs of the kind {cpu}, usual with this GPU"),
+        (
+            intra.domains is None and not intra.own_domains,
+            f"{domains} NUMA domain{'s' if domains > 1 else ''}",
+        ),
+        (alone and several, shared if crowded else straight),
+        (part.amd, _RCCL),
+        (
+            p2p is None and part.geforce and several,
+            "the driver keeps GeForce GPUs from copying over PCIe",
+        ),
+    )
     nvlink = _generation(part, intra)
     return HostParts(
         gpu=named.name,
@@ -313,14 +315,14 @@ def usual_host(
         p2p=not part.geforce if p2p is None else p2p,
         network=network,
         crowded=crowded,
-    ), tuple(notes)
+    ), tuple(f"assumption: {note}" for applies, note in notes if applies)
 
 
 _RCCL = (
-    "assumption: RCCL is taken for the NCCL that it is made from, with rings over all xGMI links "
-    "and RCCL's own rates and latency of these; all-reduces of MI300X took 91 us of 105 predicted "
-    "(8 MiB on 8 GPUs, crickett-hpe/hpc-ai-envs pull request 30), and 11.2 ms of 13.8 (2 GiB on "
-    "16, ROCm/rccl pull request 2078)"
+    "RCCL is taken for the NCCL that it is made from, with rings over all xGMI links and RCCL's own"
+    " rates and latency of these; all-reduces of MI300X took 91 us of 105 predicted (8 MiB on 8"
+    " GPUs, crickett-hpe/hpc-ai-envs pull request 30), and 11.2 ms of 13.8 (2 GiB on 16, ROCm/rccl"
+    " pull request 2078)"
 )
 
 
@@ -351,7 +353,7 @@ def _capacity_faults(
 ) -> list[Fault]:
     name, each = part.spelled.upper(), intra.shared_lanes or 1
     lanes = intra.lanes or part.lanes or intra.shared_lanes or 0
-    rows = (
+    return failed(
         (
             layout != "pcie" and part.nvlink is None and not (intra.generation and lanes),
             "intra",
@@ -366,7 +368,6 @@ def _capacity_faults(
             f"at most {max(1, lanes) // each + 1} of {name}",
         ),
     )
-    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
 
 
 def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
