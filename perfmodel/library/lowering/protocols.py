@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.collectives.schedule import Phase, Schedule
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
     Edges,
@@ -186,11 +186,14 @@ def usable_protocols(
     protocols = protocol_parameters(machine.library, op, algorithm)
     some_need_nvlink = any(protocol.nvlink_only for protocol in protocols.values())
     fast = not some_need_nvlink or _ordered_writes(machine, group)
-    usable_protocols = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
-    if usable_protocols:
-        return usable_protocols
-    allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
-    raise InputError(Fault("protocol", ", ".join(map(repr, protocols)), allowed))
+    usable = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
+    refuse_if(
+        not usable,
+        "protocol",
+        ", ".join(map(repr, protocols)),
+        "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect",
+    )
+    return usable
 
 
 def _ordered_writes(machine: Machine, group: RankGroup) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.arrays import IntArray, RankGroup, digest, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
-from perfmodel.errors import Fault, InputError, check_schedule
+from perfmodel.errors import check_schedule, refuse_if
 from perfmodel.library.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, select_edges
@@ -104,13 +104,13 @@ def _names(
         for node in topology.links[topology.ranks[group[0]]]
         if topology.devices[node].kind == "nvswitch"
     ]
-    if len(hosts) > 1 or not switches:
-        ranks = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
-        raise InputError(
-            Fault(
-                "algorithm", f"{schedule.algorithm!r} for {ranks}", "ranks that share an NVSwitch"
-            )
-        )
+    ranks = f"{len(group)} ranks on {len(hosts)} hosts of {topology.template}"
+    refuse_if(
+        len(hosts) > 1 or not switches,
+        "algorithm",
+        f"{schedule.algorithm!r} for {ranks}",
+        "ranks that share an NVSwitch",
+    )
     names = [*(topology.ranks[rank] for rank in group), *switches[:1] * schedule.switches]
     return [names[at] for at in src.tolist()], [names[at] for at in dst.tolist()]
 

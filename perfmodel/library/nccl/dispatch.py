@@ -61,15 +61,9 @@ def chosen_algorithm(
     """
     for choice in choices(machine, op, nbytes, group):
         row = NCCL_ALGORITHMS[op][choice.algorithm]
-        if not row.function:
-            continue
-        if (
-            row.name in {"nvls", "nvls_tree"}
-            and find_obstacle(machine, op, row.name, group) is not None
-        ):
-            continue
         protocols = protocol_parameters(machine.library, op, row.name)
-        if choice.protocol in protocols:
+        obstacle = row.name in {"nvls", "nvls_tree"} and find_obstacle(machine, op, row.name, group)
+        if row.function and choice.protocol in protocols and not obstacle:
             return row.name, {choice.protocol: protocols[choice.protocol]}
     return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])
 
@@ -129,9 +123,12 @@ def _lay_pat(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup
 ) -> LaidSchedule:
     hosts = distinct(rank_array(group) // machine.topology.gpus_per_host)
-    if len(hosts) < len(group):
-        ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
-        raise InputError(Fault("algorithm", ranks, "one rank for each host"))
+    refuse_if(
+        len(hosts) < len(group),
+        "algorithm",
+        f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts",
+        "one rank for each host",
+    )
     return lay_by_name(machine, op, row.name, nbytes, group, 0)
 
 
@@ -287,11 +284,15 @@ def _possible_pairs(
     several = system.nodes > 1
     collnet = several and system.collnet is not None and settings.is_on("NCCL_COLLNET_ENABLE")
     lonely = several and system.per_node == 1
+    # NVLSTree not between racks, each of which is one NVLink domain. Source: NVIDIA/nccl 2.21
+    # src/graph/tuning.cc, NCCL_ALGO_NVLS_TREE off with MNNVL; and 2.29 still runs rings there
+    # (all_reduce on 32 hosts of GB200 in two racks, oracle-quickstart).
+    nvls_tree = several and not system.rack and settings.release >= (2, 18)
     runs = {
         "ring": True,
         "tree": settings.release >= (2, 4),
         "nvls": system.nvls is not None and not several,
-        "nvls_tree": _may_nvls_tree(system, settings),
+        "nvls_tree": system.nvls is not None and nvls_tree,
         "collnet_chain": collnet,
         "collnet_direct": collnet and system.tree.type_intra == "NVL" and 1 < system.gpus <= 8,
         "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
@@ -304,16 +305,6 @@ def _possible_pairs(
             if _may_ll128(system, algorithm, settings, named_protocols):
                 yield algorithm, "ll128"
         yield algorithm, "simple"
-
-
-def _may_nvls_tree(system: System, settings: LibrarySettings) -> bool:
-    """Whether NVLSTree may run: not between racks, each of which is one NVLink domain.
-
-    Source: NVIDIA/nccl 2.21 ``src/graph/tuning.cc``, NCCL_ALGO_NVLS_TREE off with MNNVL; and 2.29
-    still runs rings there (all_reduce on 32 hosts of GB200 in two racks, oracle-quickstart).
-    """
-    possible = system.nvls is not None and system.nodes > 1 and settings.release >= (2, 18)
-    return possible and not system.rack
 
 
 def _may_ll128(

@@ -8,7 +8,7 @@ from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms import sharp
 from perfmodel.collectives.algorithms.sharp import Switched, over_switches, switched_nodes
 from perfmodel.collectives.algorithms.tree import NO_PARENT, Forest, forest_of
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.channels import Rails
 from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
@@ -24,7 +24,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.trees import (
     collnet_bytes,
     nvls_bytes,
-    nvls_tree_bytes,
     pieces_of_share,
     rails_of,
 )
@@ -55,11 +54,12 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Fo
     """Trees over ranks and, after them, switches; the links of their edges; steps in a node."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
-    if hosts < 2 or topology.network != "infiniband":
-        refused = f"{algorithm!r} for {hosts} hosts on a network of kind {topology.network!r}"
-        raise InputError(
-            Fault("algorithm", refused, "several hosts on InfiniBand, whose switches add")
-        )
+    refuse_if(
+        hosts < 2 or topology.network != "infiniband",
+        "algorithm",
+        f"{algorithm!r} for {hosts} hosts on a network of kind {topology.network!r}",
+        "several hosts on InfiniBand, whose switches add",
+    )
     fabric = _Fabric(machine, rails)
     parents = []
     for channel, chain in enumerate(rails.chains):
@@ -113,11 +113,12 @@ class _Fabric:
             return int(leaves[0])
         above = [set(self._above(self.names[leaf])) for leaf in leaves.tolist()]
         shared = sorted(set.intersection(*above))
-        if not shared:
-            obstacle = f"leaf switches without a common switch above, {self.names[leaves[0]]} first"
-            raise InputError(
-                Fault("algorithm", obstacle, "a fabric of one or two levels of switches")
-            )
+        refuse_if(
+            not shared,
+            "algorithm",
+            f"leaf switches without a common switch above, {self.names[leaves[0]]} first",
+            "a fabric of one or two levels of switches",
+        )
         return self._place(shared[rail % len(shared)])
 
     def cable(self, src: str, dst: str, flow: int) -> int:
@@ -197,8 +198,7 @@ def lay_nvls(
     """
     nodes, edges = machine.laid((algorithm, op, group), lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = nodes.nodes, channels * nodes.heads
-    chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
-    pieces = pieces_of_share(nbytes, at_once, chunk)
+    pieces = pieces_of_share(nbytes, at_once, nvls_bytes(nbytes, at_once, hosts))
     schedule = sharp.over_nodes(nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
     return LaidSchedule(schedule, ((schedule.phases, edges),))
 
@@ -207,25 +207,30 @@ def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -
     """Why a group cannot use switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
-    if capability_of(topology) < REDUCING_FROM:
-        return f"{topology.gpu.name}, whose NVSwitch does not reduce"
-    if (algorithm == "nvls") != (hosts == 1):
-        return f"{rails.hosts.size} ranks on {hosts} hosts"
-    if size < 2 or _switch_of(machine, rails) is None:
-        return f"{size} ranks of a host that share no NVSwitch"
-    if op != "all_reduce" and size > MOST_HEADS:
-        return f"{size} ranks, of which {MOST_HEADS} have a part"
-    return None
+    old = capability_of(topology) < REDUCING_FROM
+    alone = size < 2 or _switch_of(machine, rails) is None
+    obstacles = (
+        (old, f"{topology.gpu.name}, whose NVSwitch does not reduce"),
+        ((algorithm == "nvls") != (hosts == 1), f"{rails.hosts.size} ranks on {hosts} hosts"),
+        (alone, f"{size} ranks of a host that share no NVSwitch"),
+        (
+            op != "all_reduce" and size > MOST_HEADS,
+            f"{size} ranks, of which {MOST_HEADS} have a part",
+        ),
+    )
+    return next((text for is_one, text in obstacles if is_one), None)
 
 
 def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> tuple[Switched, Edges]:
     """Edges through switches, and their links."""
     reason = find_obstacle(machine, op, algorithm, group)
-    if reason is not None:
-        allowed = "Hopper or later behind an NVSwitch, " + (
-            "on one host" if algorithm == "nvls" else "on several hosts"
-        )
-        raise InputError(Fault("algorithm", f"{algorithm!r} for {reason}", allowed))
+    where = "on one host" if algorithm == "nvls" else "on several hosts"
+    refuse_if(
+        reason is not None,
+        "algorithm",
+        f"{algorithm!r} for {reason}",
+        f"Hopper or later behind an NVSwitch, {where}",
+    )
     rails = rails_of(machine, group)
     return _lay_heads(machine, rails, *_heads(rails), op)
 

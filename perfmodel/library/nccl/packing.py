@@ -149,13 +149,9 @@ def _lay(room: _Room) -> bool:
     closed = demand.type_inter is not None
     by_use = sorted(range(host.gpus), key=lambda gpu: (room.begun[gpu], gpu))
     starts = [room.order[0]] if room.order and demand.same else by_use
-    for start in starts[:1] if closed else starts:
-        order = _complete(room, [start], start if closed else None)
-        if order:
-            room.order = order
-            room.begun[start] += 1
-            return True
-    return False
+    if closed:
+        return _complete(room, starts[0], starts[0])
+    return any(_complete(room, start, None) for start in starts)
 
 
 def _lay_from_nic(room: _Room, nic: int) -> bool:
@@ -175,22 +171,21 @@ def _lay_from_nic(room: _Room, nic: int) -> bool:
         if RANK[path.type] > limit or not room.take(path, speed):
             continue
         room.nic_in[nic] -= speed
-        order = _complete(room, [start], None, nic)
-        if order:
-            room.order = order
-            room.begun[start] += 1
+        if _complete(room, start, None, nic):
             return True
         room.nic_in[nic] += speed
         room.give_back(path, speed)
     return False
 
 
-def _complete(
-    room: _Room, gpus: list[int], back_to: int | None, nic: int | None = None
-) -> tuple[int, ...]:
-    """Continue a path through all GPUs and to its end; the order, or nothing where none fits."""
+def _complete(room: _Room, start: int, back_to: int | None, nic: int | None = None) -> bool:
+    """Lay a path from one GPU through all others and to its end, if one fits."""
     exits = frozenset(range(room.host.gpus)) if nic is None else _exits(room, nic)
-    return _extend(room, gpus, back_to, nic, exits)
+    order = _extend(room, [start], back_to, nic, exits)
+    if order:
+        room.order = order
+        room.begun[start] += 1
+    return bool(order)
 
 
 def _extend(

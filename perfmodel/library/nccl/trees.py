@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -63,28 +64,22 @@ def tree_bytes(
     chunk = float(STEP_BYTES.get(protocol, buffer_bytes / 8))
     if protocol == "ll128":
         steps = 1 + math.floor(math.log2(nodes)) + 0.1 * per_node
-        for fill, least in ((64, 128 * KIB), (16, 32 * KIB)):
-            while nbytes // (channels * chunk) < steps * fill / per_node and chunk > least:
-                chunk /= 2
+        fills = ((steps * 64 / per_node, 128 * KIB), (steps * 16 / per_node, 32 * KIB))
+        chunk = _filling(chunk, nbytes / channels, fills)
     if protocol not in PASSED_ON_BYTES:
         return chunk
     least, most = PASSED_ON_BYTES[protocol]
     return min(chunk, max(float(least), min(float(most), nbytes / (channels * LEAST_PARTS))))
 
 
-def nvls_bytes(nbytes: float, at_once: int) -> float:
-    """Bytes that each head moves at a time on each channel; `at_once` heads times channels."""
-    chunk = float(NVLS_BYTES)
-    for fill, smaller in ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)):
-        if nbytes < fill * at_once * chunk:
-            chunk = float(smaller)
-    return chunk
+def nvls_bytes(nbytes: float, at_once: int, nodes: int = 1) -> float:
+    """Bytes that each head moves at a time on each channel; `at_once` heads times channels.
 
-
-def nvls_tree_bytes(nbytes: float, at_once: int, nodes: int) -> float:
-    """As `nvls_bytes`, with trees between nodes (NCCL_NVLSTREE_MAX_CHUNKSIZE)."""
+    Between nodes, which trees join, by NCCL_NVLSTREE_MAX_CHUNKSIZE.
+    """
     chunk = float(64 * KIB if nodes >= 4 else NVLS_BYTES)
-    for fill, smaller in ((4, 64 * KIB), (1, 32 * KIB)):
+    alone, between = ((64, 64 * KIB), (8, 32 * KIB), (2, 16 * KIB)), ((4, 64 * KIB), (1, 32 * KIB))
+    for fill, smaller in alone if nodes == 1 else between:
         if nbytes < fill * at_once * chunk:
             chunk = float(smaller)
     return chunk
@@ -92,9 +87,14 @@ def nvls_tree_bytes(nbytes: float, at_once: int, nodes: int) -> float:
 
 def collnet_bytes(nbytes: float, channels: int, depth: int) -> float:
     """Bytes that CollNet moves at a time on each channel, `depth` steps below the network."""
-    chunk = 256.0 * KIB
-    for fill, least in ((64, 128 * KIB), (8, 64 * KIB), (1, 32 * KIB)):
-        while nbytes // (channels * chunk) < depth * fill and chunk > least:
+    fills = ((64 * depth, 128 * KIB), (8 * depth, 64 * KIB), (depth, 32 * KIB))
+    return _filling(256.0 * KIB, nbytes / channels, fills)
+
+
+def _filling(chunk: float, nbytes: float, fills: Iterable[tuple[float, int]]) -> float:
+    """Halve a chunk, down to some size, while fewer whole ones than stated fill so many bytes."""
+    for fewest, least in fills:
+        while nbytes // chunk < fewest and chunk > least:
             chunk /= 2
     return chunk
 

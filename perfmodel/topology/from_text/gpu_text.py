@@ -47,6 +47,8 @@ class NamedGpu:
     """Whether the text says board or card."""
     memory_GB: float | None = None
     """As stated; None: not stated."""
+    others: str = ""
+    """Text from the first GPU of another family on."""
 
 
 def read_gpu(text: str, intra: str = "") -> NamedGpu:
@@ -73,11 +75,12 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
         raise InputError(Fault("gpu", repr(text), _known_gpus(text)))
     start, family = mentions[0]
     segment = folded[start : mentions[1][0] if len(mentions) > 1 else None]
+    other = next((at for at, spelled in mentions if spelled != family), None)
     named = _variant(family, segment, folded, intra.lower())
-    if all(spelled == family for _, spelled in mentions):
+    if other is None:
         return named
     note = f"assumption: all GPUs are {family.upper()}, the first of those in {text!r}"
-    return replace(named, assumptions=(note, *named.assumptions))
+    return replace(named, assumptions=(note, *named.assumptions), others=text[other:].strip())
 
 
 def _of_table(name: str, similar: str) -> NamedGpu:

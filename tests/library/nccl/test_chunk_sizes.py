@@ -5,7 +5,6 @@ import pytest
 from perfmodel.library.nccl.trees import (
     collnet_bytes,
     nvls_bytes,
-    nvls_tree_bytes,
     tree_bytes,
 )
 
@@ -34,7 +33,7 @@ AT_ONCE = 16 * 8
     ],
 )
 def test_nvls_tree(nodes, nbytes, chunk):
-    assert nvls_tree_bytes(nbytes, AT_ONCE, nodes) == chunk
+    assert nvls_bytes(nbytes, AT_ONCE, nodes) == chunk
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,10 @@ def test_what_is_stated_of_a_gpu(
     assert gpu.form_stated == form_stated
 
 
-@pytest.mark.parametrize("text", ["H100 PCIe + A100-PCIE-40GB", "H100/H200-SXM (gpu: 8)"])
-def test_a_second_gpu_is_named_by_a_note(text: str) -> None:
-    note = f"assumption: all GPUs are H100, the first of those in {text!r}"
-    assert read_gpu(text).assumptions[0] == note
-    assert not any("first of those" in each for each in read_gpu("2x A100 80GB").assumptions)
+def test_a_second_gpu_is_kept_apart() -> None:
+    assert read_gpu("H100 PCIe + A100-PCIE-40GB").others == "A100-PCIE-40GB"
+    assert read_gpu("H100/H200-SXM (gpu: 8)").others == "H200-SXM (gpu: 8)"
+    assert read_gpu("2x A100 80GB").others == ""
 
 
 def test_a_memory_of_thousands_of_digits_is_a_number() -> None:
