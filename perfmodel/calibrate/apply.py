@@ -22,6 +22,7 @@ from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, WireSegment
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import grouped
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.units import format_bytes
@@ -111,11 +112,11 @@ def with_bandwidths(topology: Topology, values: Values) -> Topology:
 
 def _rates_by_kind(values: Values) -> dict[str, dict[float, float]]:
     """Bandwidths by kind of link and by the size beyond which they hold, which rises."""
-    rates: dict[str, dict[float, float]] = {}
-    for key in sorted(values, key=lambda key: key.beyond_bytes):
-        if key.name == "bandwidth":
-            rates.setdefault(key.where, {})[key.beyond_bytes] = values[key]
-    return rates
+    rising = sorted(values, key=lambda key: key.beyond_bytes)
+    pieces = grouped(
+        (key.where, (key.beyond_bytes, values[key])) for key in rising if key.name == "bandwidth"
+    )
+    return {kind: dict(rates) for kind, rates in pieces.items()}
 
 
 PROTOCOL_FIELDS: Mapping[ParameterName, str] = {
@@ -130,11 +131,8 @@ PROTOCOL_FIELDS: Mapping[ParameterName, str] = {
 def with_times(library: CommLibrary, values: Values) -> CommLibrary:
     """Replace times, rates and wire segments of protocols."""
     segmented = [rates for rates in _rates_by_kind(values).values() if len(rates) > 1]
-    steps: dict[str, dict[str, float]] = {}
-    for key, si in values.items():
-        if key.name == "step":
-            name, _, hop = key.where.partition("/")
-            steps.setdefault(name, {})[hop] = si
+    places = ((key.where.partition("/"), si) for key, si in values.items() if key.name == "step")
+    steps = grouped((name, (hop, si)) for (name, _, hop), si in places)
     protocols = {}
     for name, protocol in library.protocols.items():
         update: dict[str, object] = {
@@ -143,7 +141,7 @@ def with_times(library: CommLibrary, values: Values) -> CommLibrary:
             if key.where == name and key.name in PROTOCOL_FIELDS
         }
         if name in steps:
-            update["step"] = protocol.step.model_copy(update=steps[name])
+            update["step"] = protocol.step.model_copy(update=dict(steps[name]))
         for rates in segmented:
             update |= _wire_segments(protocol.wire_efficiency, rates)
         protocols[name] = protocol.model_copy(update=update) if update else protocol
@@ -362,10 +360,13 @@ def describe_beyond(
         known = _join_counts(sorted(measured), unit)
         beyond += [f"{_join_counts(others, unit)} (measured: {known})"] if others else []
     sizes, asked = ([each.nbytes for each in listed] for listed in (points, questions))
-    if min(asked) < min(sizes):
-        beyond.append(f"{format_bytes(min(asked))} (measured from {format_bytes(min(sizes))} on)")
-    if max(asked) > max(sizes):
-        beyond.append(f"{format_bytes(max(asked))} (measured up to {format_bytes(max(sizes))})")
+    ends = (
+        (min(asked) < min(sizes), min(asked), f"from {format_bytes(min(sizes))} on"),
+        (max(asked) > max(sizes), max(asked), f"up to {format_bytes(max(sizes))}"),
+    )
+    beyond += [
+        f"{format_bytes(size)} (measured {known})" for is_beyond, size, known in ends if is_beyond
+    ]
     less = (
         "there the datasheets' shape holds, with the measured factors, and the interval is wider"
         if fit.left is not None

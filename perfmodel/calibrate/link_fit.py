@@ -96,11 +96,12 @@ def fit(
         for rows in get_args(Rows)
         if (observations := observations_of(measurements, machine, rows, files))
     ]
-    silent, allowed = (
+    refuse_if(
+        not fits,
+        "measurements",
         "no row that says how a collective did",
         "rows of what 'library' or 'schedule'",
     )
-    refuse_if(not fits, "measurements", silent, allowed)
     return Profile(
         name=name,
         topology=topology.template,

@@ -146,8 +146,6 @@ class Prediction:
     algorithm: str
     protocol: str
     time_s: float
-    channels: int
-    """Thread blocks that would work on a message of this size."""
 
 
 def predictions(
@@ -170,7 +168,6 @@ def predictions(
             algorithm,
             protocol,
             _time_s(Case(system, op, algorithm, protocol, constants), nbytes, settings),
-            channels_used(system, op, algorithm, protocol, nbytes, settings),
         )
         for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
     ]

@@ -199,9 +199,9 @@ def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
         draft.add(pattern("pcie", switches), "pcie_switch")
     draft.add(pattern("cpu", domains), "cpu")
     kind, places = ("pcie", switches) if switches else ("cpu", used)
-    for at, group in enumerate(_shares(gpus, places)):
+    for at, group in enumerate(shares(gpus, places)):
         draft.join(pattern("gpu", len(group), group[0]), f"{kind}{at}", link)
-    for cpu, group in enumerate(_shares(switches, used)):
+    for cpu, group in enumerate(shares(switches, used)):
         draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", link)
     if host.crowded:  # the lanes that switches spare are for NICs
         kind, places = "cpu", used
@@ -232,7 +232,7 @@ def _plug_nics(draft: Draft, host: HostParts, network: NetworkText, places: Sequ
         draft.join(f"nic{nic}", places[nic * len(places) // host.nics], link)
 
 
-def _shares(items: int, into: int) -> list[range]:
+def shares(items: int, into: int) -> list[range]:
     """Split a row of items into equal neighbours."""
     edges = [round(i * items / into) for i in range(into + 1)]
     return [range(a, b) for a, b in pairwise(edges) if b > a]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, failed, raise_faults, refuse_if
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
@@ -76,11 +76,13 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
     listing = _blocks(text, file)
     names = _switch_names(listing)
     hosts = _hosts(listing, names)
-    if not names or not hosts:
-        lacking = "no switch" if not names else "no host beside a switch"
-        raise InputError(
-            Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them", file)
-        )
+    refuse_if(
+        not names or not hosts,
+        "file",
+        "no host beside a switch" if names else "no switch",
+        "switches and hosts, as ibnetdiscover lists them",
+        file,
+    )
     counts = Counter(map(len, hosts.values()))
     usual = max(counts, key=lambda count: (counts[count], count))
     odd = [host for host, nics in hosts.items() if len(nics) != usual]
@@ -275,13 +277,17 @@ def _document(
     notes: list[str],
 ) -> dict[str, Any]:
     shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
-    notes.append("times through switches and cables as in one-switch")
     rates = sorted({rate for nics in hosts.values() for _, rate in nics if rate})
-    if rates:
-        of_file = f"the file has NICs of {', '.join(f'{rate:g}' for rate in rates)} Gbit/s"
-        notes.append(f"the host template's NICs; {of_file}")
-    if any(rate is None for *_, rate in trunks):
-        notes.append("cables whose rate the file does not say are as fast as the NICs")
+    of_file = f"the file has NICs of {', '.join(f'{rate:g}' for rate in rates)} Gbit/s"
+    assumed = (
+        (True, "times through switches and cables as in one-switch"),
+        (rates, f"the host template's NICs; {of_file}"),
+        (
+            any(rate is None for *_, rate in trunks),
+            "cables whose rate the file does not say are as fast as the NICs",
+        ),
+    )
+    notes += [note for applies, note in assumed if applies]
     times, name = ("switch_latency", "cable_latency"), Path(file).name
     return {
         "perfmodel": 1,

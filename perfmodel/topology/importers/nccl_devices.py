@@ -107,8 +107,7 @@ def read_domains(root: Element, file: str) -> list[Domain]:
                 amd.line,
             )
         )
-    faults: list[Fault] = []
-    faults += failed(
+    faults = failed(
         (
             root.get("version") not in {None, "1"},
             "system",

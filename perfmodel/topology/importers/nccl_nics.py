@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.topology.from_text.parts import usual_nics
 from perfmodel.topology.importers.complete import ImportedHost
 from perfmodel.topology.importers.nccl_devices import Device, Domain
@@ -92,9 +92,12 @@ def find_adapters(host: ImportedHost) -> list[Adapter]:
         for first in range(0, len(places), functions)
         for adapter in _adapters(places[first : first + functions], host)
     ]
-    if len(adapters) > MOST_NICS:
-        problem, allowed = f"{len(adapters)} NICs of one host", f"at most {MOST_NICS}"
-        raise InputError(Fault("nic", problem, allowed))
+    refuse_if(
+        len(adapters) > MOST_NICS,
+        "nic",
+        f"{len(adapters)} NICs of one host",
+        f"at most {MOST_NICS}",
+    )
     return adapters
 
 
@@ -132,10 +135,12 @@ def _adapters(places: Sequence[_Place], host: ImportedHost) -> Iterator[Adapter]
     each_net: Sequence[Element | None] = nets or [None]
     for net in each_net:
         Bps, source = _rate(first, net, network, len(devices), host)
-        gdr, comment = None, f"line {first.line}, pci {first.busid}"
-        if net is not None:
-            gdr = net.number("gdr")
-            comment = f"line {net.line}, net {net.get('name') or ''}".rstrip()
+        gdr = None if net is None else net.number("gdr")
+        comment = (
+            f"line {first.line}, pci {first.busid}"
+            if net is None
+            else f"line {net.line}, net {net.get('name') or ''}".rstrip()
+        )
         reads = None if gdr is None else gdr > 0
         yield Adapter(
             devices, above, domain, network, Bps, source, comment, reads, max(1, len(nets))
@@ -161,11 +166,15 @@ def _rate(
     device: Device, net: Element | None, network: str, functions: int, host: ImportedHost
 ) -> tuple[float, str]:
     """Rate of an adapter and its source: as the file states it, or else as is assumed."""
-    speed = net.number("speed") if net is not None else None
-    if net is not None and speed is not None and speed > MOST_GBPS * 1000:
-        problem, allowed = f"{speed:g} Mbit/s", f"at most {MOST_GBPS * 1000:,}"
-        raise InputError(Fault("net.speed", problem, allowed, line=net.line))
-    if speed is not None and speed > 0:
+    speed, line = (net.number("speed") or 0.0, net.line) if net is not None else (0.0, None)
+    refuse_if(
+        speed > MOST_GBPS * 1000,
+        "net.speed",
+        f"{speed:g} Mbit/s",
+        f"at most {MOST_GBPS * 1000:,}",
+        line=line,
+    )
+    if speed > 0:
         return speed * 1e6 / 8, "NCCL's topology file, speed of its net elements"
     by_device = _RATES_GBPS.get(f"{device.vendor}:{device.device}")
     if host.port is not None and host.template is not None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import refuse_if
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Board, join_gpus, usual_layout, wire_nvlinks
 from perfmodel.topology.from_text.network_text import read_intra
@@ -119,11 +119,8 @@ def _add_subtree(
 
 def _c2c(draft: Draft, file: str, link: Element) -> str:
     """Add the chip-to-chip link of a superchip: MB/s of one, times how many (NCCL's topo.cc)."""
-    MBps = link.number("bw")
-    if not MBps or MBps <= 0:
-        raise InputError(
-            Fault("c2c.bw", repr(link.get("bw")), "MB/s, more than 0", file, link.line)
-        )
+    MBps = link.number("bw") or 0.0
+    refuse_if(MBps <= 0, "c2c.bw", repr(link.get("bw")), "MB/s, more than 0", file, link.line)
     usable = f"{MBps * (link.number('count') or 1) / 1000:.6g} GB/s"
     source = f"{Path(file).name}, bw and count of its c2c elements"
     return draft.link("c2c", stock_link("c2c", bandwidth=usable, source=source))
@@ -215,18 +212,14 @@ def add_nvlinks(draft: Draft, host: ImportedHost, gpus: Sequence[Device]) -> Non
 def _check_without(host: ImportedHost, gpus: Sequence[Device]) -> None:
     """GPUs on a board have NVLinks: a dump without any was made where NCCL could not see them."""
     part = host.part
-    if len(gpus) > 1 and part.on_board and part.nvlink and part.c2c is None:
-        problem = f"no nvlink element for {len(gpus)} GPUs"
-        problem += f" {part.spelled.upper()} {part.form.upper()}"
-        raise InputError(
-            Fault(
-                "nvlink",
-                problem,
-                "their NVLinks, or --template NAME of the machine, whose NVLinks are taken",
-                host.file,
-                gpus[0].line,
-            )
-        )
+    refuse_if(
+        len(gpus) > 1 and part.on_board and part.nvlink and part.c2c is None,
+        "nvlink",
+        f"no nvlink element for {len(gpus)} GPUs {part.spelled.upper()} {part.form.upper()}",
+        "their NVLinks, or --template NAME of the machine, whose NVLinks are taken",
+        host.file,
+        gpus[0].line,
+    )
 
 
 def _has_its_nvlinks(host: ImportedHost, template: NodeSpec) -> bool:
@@ -241,8 +234,7 @@ def _add_usual(draft: Draft, host: ImportedHost, gpus: int) -> None:
     layout, _ = usual_layout(NamedGpu(host.gpu, part), gpus, read_intra(""))
     if layout != "pcie":
         join_gpus(draft, Board(gpus, layout, part.nvlink, part.lanes))
-        how = f"{_LAYOUTS[layout]}, {part.lanes} per GPU, usual for this GPU"
-        host.notes.append(f"NVLinks {how}")
+        host.notes.append(f"NVLinks {_LAYOUTS[layout]}, {part.lanes} per GPU, usual for this GPU")
     elif gpus > 1:
         host.notes.append(f"no NVLinks between {part.spelled.upper()}")
 
@@ -283,9 +275,14 @@ def _add_dumped(
     for at, link in links:
         lines.setdefault(at, link.line)
         count = link.number("count") or 0
-        if not 0 < count <= 1000:
-            found, allowed = repr(link.get("count")), "from 1 to 1,000"
-            raise InputError(Fault("nvlink.count", found, allowed, host.file, link.line))
+        refuse_if(
+            not 0 < count <= 1000,
+            "nvlink.count",
+            repr(link.get("count")),
+            "from 1 to 1,000",
+            host.file,
+            link.line,
+        )
         target = (link.get("target") or "").lower()
         if (link.get("tclass") or "").lower().startswith(NVSWITCH_CLASS):
             switched[at] += int(count)
@@ -334,5 +331,6 @@ def _check_totals(
     most = max(switched.values(), default=0)
     fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
     if fewer:
-        note = f"{', '.join(fewer)} NVLinks to the switch, others {most}: as the file says"
-        host.notes.append(note)
+        host.notes.append(
+            f"{', '.join(fewer)} NVLinks to the switch, others {most}: as the file says"
+        )

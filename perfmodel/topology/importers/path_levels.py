@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, count, pairwise
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.layouts import usual_domains, wire_nvlinks
+from perfmodel.topology.from_text.layouts import shares, usual_domains, wire_nvlinks
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import Draft, pattern, stock_link
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
@@ -78,10 +78,9 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
     gpus = list(matrix.gpus)
     count = len(gpus) if part.c2c else usual_domains(part, len(gpus), part.cpu)
     notes.append(f"{count} NUMA domains, usual for this GPU: NVLink hides the rest")
-    edges = [round(i * len(gpus) / count) for i in range(count + 1)]
-    domains = [gpus[a:b] for a, b in pairwise(edges)]
+    domains = [[gpus[at] for at in share] for share in shares(len(gpus), count)]
     domains[0] += matrix.nics
-    return [domain for domain in domains if domain]
+    return domains
 
 
 def _nearer_than_stated(matrix: Matrix, domains: Sequence[Sequence[str]]) -> Iterator[str]:
