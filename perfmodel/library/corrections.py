@@ -151,12 +151,9 @@ def kind_of_machine(topology: Topology) -> str:
     host = [topology.arcs.kinds[index] for index in range(topology.host_arcs)]
     ends = {name for index in range(topology.host_arcs) for name in topology.arcs.names[index]}
     switched = any(topology.devices[name].kind == "nvswitch" for name in ends)
-    if topology.gpus_per_host == 1:
-        inside = "one GPU per host"
-    elif "nvlink" in host:
-        inside = "NVSwitch" if switched else "NVLink"
-    else:
-        inside = "PCIe with P2P" if topology.gpu_p2p else "PCIe"
+    pcie = "PCIe with P2P" if topology.gpu_p2p else "PCIe"
+    joined = ("NVSwitch" if switched else "NVLink") if "nvlink" in host else pcie
+    inside = "one GPU per host" if topology.gpus_per_host == 1 else joined
     network = topology.network if topology.hosts > 1 else "one host"
     return f"{topology.gpu.generation}, {inside}, {network}"
 

@@ -1,8 +1,8 @@
 """A communication library as its file describes it: protocols, overheads, credits, algorithms."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -202,6 +202,12 @@ class Variant(FileModel):
             not self.networks or network in self.networks
         )
 
+    def covers(self, algorithm: str, protocol: str) -> bool:
+        """Whether the variant applies to this protocol of this algorithm."""
+        return (not self.algorithms or algorithm in self.algorithms) and (
+            not self.protocols or protocol in self.protocols
+        )
+
 
 class SocketCount(FileModel):
     """Threads that NCCL starts for a channel and peer, and connections of each thread."""
@@ -309,10 +315,9 @@ def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
     return library.model_copy(
         update={
             "variants": (),
-            "protocols": _at_clock(_apply_variants(library, fitting, ""), slower),
+            "protocols": _vary_protocols(library, fitting, "", slower),
             "by_algorithm": {
-                name: _at_clock(_apply_variants(library, fitting, name), slower)
-                for name in sorted(named)
+                name: _vary_protocols(library, fitting, name, slower) for name in sorted(named)
             },
         }
     )
@@ -326,17 +331,14 @@ def _slower(library: CommLibrary, topology: Topology) -> float:
     return library.clock_GHz * 1e9 / clock_Hz
 
 
-def _at_clock(protocols: Mapping[str, Protocol], slower: float) -> dict[str, Protocol]:
-    """Protocols with the times that a GPU spends in instructions, on a GPU of another clock."""
-    scaled = {}
-    for key, protocol in protocols.items():
-        update: dict[str, Any] = {name: getattr(protocol, name) * slower for name in CLOCKED}
-        inside = {name: getattr(protocol.step, name) * slower for name in ("nvlink", "pcie")}
-        update["step"] = protocol.step.model_copy(update=inside)
-        if protocol.copy_rate is not None:
-            update["copy_rate"] = protocol.copy_rate / slower
-        scaled[key] = protocol.model_copy(update=update)
-    return scaled
+def _at_clock(protocol: Protocol, slower: float) -> Protocol:
+    """Protocol with the times that a GPU spends in instructions, on a GPU of another clock."""
+    update: dict[str, Any] = {name: getattr(protocol, name) * slower for name in CLOCKED}
+    inside = {name: getattr(protocol.step, name) * slower for name in ("nvlink", "pcie")}
+    update["step"] = protocol.step.model_copy(update=inside)
+    if protocol.copy_rate is not None:
+        update["copy_rate"] = protocol.copy_rate / slower
+    return protocol.model_copy(update=update)
 
 
 CLOCKED = ("launch", "unevenness", "each_peer")
@@ -349,18 +351,15 @@ def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]
     return library.by_algorithm.get(algorithm, library.protocols)
 
 
-def _apply_variants(
-    library: CommLibrary, variants: Iterable[Variant], algorithm: str
+def _vary_protocols(
+    library: CommLibrary, variants: Sequence[Variant], algorithm: str, slower: float
 ) -> dict[str, Protocol]:
-    """Protocols with the variants that apply to an algorithm ("": of all) applied."""
-    protocols = dict(library.protocols)
-    for variant in variants:
-        if variant.algorithms and algorithm not in variant.algorithms:
-            continue
-        for name in tuple(protocols):
-            if not variant.protocols or name in variant.protocols:
-                protocols[name] = _apply_variant(protocols[name], variant)
-    return protocols
+    """Protocols with the variants that apply to an algorithm ("": of all), at the GPU's clock."""
+    varied = {}
+    for name, protocol in library.protocols.items():
+        applying = (variant for variant in variants if variant.covers(algorithm, name))
+        varied[name] = _at_clock(reduce(_apply_variant, applying, protocol), slower)
+    return varied
 
 
 def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:

@@ -335,9 +335,11 @@ class Adjacency(Mapping[str, dict[str, list[int]]]):
 
     def _cables_from(self, name: str) -> Sequence[int]:
         """Arcs of the fabric that leave a device."""
-        if isinstance(self._ends, ArcEnds):
-            return self._ends.cables_from(name, backwards=self._src == 1)
-        return self._cables.get(name, ())
+        return (
+            self._ends.cables_from(name, backwards=self._src == 1)
+            if isinstance(self._ends, ArcEnds)
+            else self._cables.get(name, ())
+        )
 
     @cached_property
     def _cables(self) -> dict[str, list[int]]:

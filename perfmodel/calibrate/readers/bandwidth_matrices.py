@@ -195,11 +195,10 @@ def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[
     torn = next((w for w in tokens if w not in NOT_MEASURED and number(w) is None), None)
     refuse(start + 1, (torn, "matrix", repr((torn or "")[:40]), "numbers: it is garbled"))
     rows = _rows(tokens[columns:], columns, start + 2, len(block))
-    between_gpus = square or "device_to_device" in test
     refuse(
         start + 1,
         (
-            between_gpus and len(rows) != columns,
+            (square or "device_to_device" in test) and len(rows) != columns,
             "matrix",
             f"{len(rows)} rows in {test!r}",
             f"{columns}: it is cut off",

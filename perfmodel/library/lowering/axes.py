@@ -58,8 +58,6 @@ def links_used(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: bool)
         (count > 1) * (2 if ring and count == side > 2 else 1)
         for count, side in zip(counts, dims, strict=True)
     ]
-    used = float(sum(links))
-    if op == "all_to_all":
-        longest = counts.index(max(counts))
-        used = min(used, 4.0 * links[longest] / max(counts))
-    return used
+    longest = max(counts)
+    across = 4.0 * links[counts.index(longest)] / longest
+    return min(sum(links), across) if op == "all_to_all" else float(sum(links))

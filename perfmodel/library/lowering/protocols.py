@@ -90,9 +90,11 @@ def step_latency_s(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floa
         ("step", step, protocol.host_step, protocol.latencies_per_step, in_turn),
         lambda: _waits_s(protocol, edges, in_turn),
     )
-    if protocol.reduce_rate is None:
-        return waits_s
-    return waits_s + reduced_bytes(schedule) / protocol.reduce_rate
+    return (
+        waits_s
+        if protocol.reduce_rate is None
+        else waits_s + reduced_bytes(schedule) / protocol.reduce_rate
+    )
 
 
 def _waits_s(protocol: Protocol, edges: Edges, in_turn: bool) -> FloatArray:

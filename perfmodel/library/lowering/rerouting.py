@@ -32,9 +32,8 @@ def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
     Raises `TopologyError`: two ranks that an edge joins cannot reach each other any more.
     """
     stages = tuple(_reroute_stage(lowered, stage, machine) for stage in lowered.stages)
-    if all(new is old for new, old in zip(stages, lowered.stages, strict=True)):
-        return lowered
-    return replace(lowered, stages=stages)
+    unchanged = all(new is old for new, old in zip(stages, lowered.stages, strict=True))
+    return lowered if unchanged else replace(lowered, stages=stages)
 
 
 def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -> Stage:
@@ -74,8 +73,7 @@ class Placed:
 
     def lower(self) -> LoweredCollective:
         """Return the collective of the group itself."""
-        own = distinct_edges(self.lowered)
-        if own == self.edges:
+        if distinct_edges(self.lowered) == self.edges:
             return self.lowered
         return replace(
             self.lowered,

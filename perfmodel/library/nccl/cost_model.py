@@ -117,12 +117,21 @@ class Case:
         return cast("Graph", getattr(self.system, COST_MODELS[self.algorithm].graph))
 
     @property
+    def inside_us(self) -> Mapping[str, Three]:
+        """Latencies of a step inside a host: of NVLink only where all paths are, of PCIe else."""
+        over_nvlink = self.graph.type_intra == "NVL"
+        return self.constants.nvlink_us if over_nvlink else self.constants.pcie_us
+
+    @property
     def steps(self) -> int:
         """Steps of a ring of all ranks."""
         ranks = self.system.ranks
-        if self.op == "all_reduce":
-            return 2 * (ranks - 1)
-        return ranks - 1 if self.op in {"all_gather", "reduce_scatter"} else ranks
+        fewer = {
+            "all_reduce": 2 * (ranks - 1),
+            "all_gather": ranks - 1,
+            "reduce_scatter": ranks - 1,
+        }
+        return fewer.get(self.op, ranks)
 
 
 def algorithm_GBps(case: Case) -> float:
@@ -160,10 +169,9 @@ def _channels_GBps(case: Case) -> float:
 
 def _ll_max(case: Case) -> float:
     """Most that LL carries; between hosts the row is that of the CPU's vendor."""
-    table = case.constants.ll_max_GBps
-    if case.system.nodes == 1:
-        return table[case.generation][0]
-    return table["ampere" if case.system.cpu == "amd" else "volta"][case.scale]
+    between = "ampere" if case.system.cpu == "amd" else "volta"
+    row = case.generation if case.system.nodes == 1 else between
+    return case.constants.ll_max_GBps[row][case.scale]
 
 
 def _ring_GBps(case: Case) -> float:
@@ -253,11 +261,10 @@ def _of(table: Mapping[str, Three], case: Case, algorithm: str | None = None) ->
 
 
 def _inside(case: Case) -> float:
-    """One step inside a host: NVLink only where all paths are, PCIe else."""
-    over = case.constants.nvlink_us if case.graph.type_intra == "NVL" else case.constants.pcie_us
+    """One step inside a host."""
     factor = case.constants.ll_intra_factor
     slowed = case.system.nodes > 1 and case.protocol == "ll" and case.algorithm in {"ring", "tree"}
-    return _of(over, case) * (factor if slowed else 1.0)
+    return _of(case.inside_us, case) * (factor if slowed else 1.0)
 
 
 def _between(case: Case) -> float:
@@ -282,10 +289,7 @@ def _ring_us(case: Case, post_us: float | None) -> float:
 
 def _ring_rooted_us(case: Case) -> float:
     """Broadcast and reduce: one step where all channels run alike, all of them where not."""
-    table = case.constants.network_us
-    if case.system.nodes == 1:
-        over_nvlink = case.graph.type_intra == "NVL"
-        table = case.constants.nvlink_us if over_nvlink else case.constants.pcie_us
+    table = case.inside_us if case.system.nodes == 1 else case.constants.network_us
     if case.graph.same_channels:
         return _of(table, case)
     return case.steps * _of(table, case, "tree" if case.protocol == "simple" else None)

@@ -194,9 +194,8 @@ def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
     """Whether a ring between hosts has 64 bytes or more for each rank and channel."""
     system, rank_bytes = case.system, case.constants.plateau_rank_bytes
     ring = case.algorithm == "ring" and case.protocol == "simple" and case.op == "all_reduce"
-    if not ring or system.nodes == 1:
-        return False
-    return nbytes / system.ranks >= (rank_bytes or 64 * channels)
+    full = nbytes / system.ranks >= (rank_bytes or 64 * channels)
+    return ring and system.nodes > 1 and full
 
 
 def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:
@@ -344,10 +343,9 @@ def system_on(machine: Machine, group: RankGroup) -> System:
         hosts, counts = np.unique(ranks // size, return_counts=True)
         local = tuple((ranks % size).tolist())
         of_one = local[: len(local) // len(hosts)]
-        regular = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
-        if not regular or machine.topology.dead:
-            return search()
-        return machine.laid(("nccl system", of_one, len(hosts)), search)
+        alike = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
+        once = alike and not machine.topology.dead
+        return machine.laid(("nccl system", of_one, len(hosts)), search) if once else search()
 
     return machine.laid(("nccl system", group), search_once_per_shape)
 

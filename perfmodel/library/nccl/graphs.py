@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 
 from perfmodel.library.nccl.host_graph import RANK, Host, HostPath, hardware, of_capability
 from perfmodel.library.nccl.packing import Demand, channel_bound, pack_channels
@@ -69,8 +70,7 @@ def _search_speed(
 ) -> tuple[Graph | None, bool]:
     """Best graph after one speed, and whether nothing more can be won."""
     for inter in _path_types(host, between=True):
-        reached = best is not None and RANK[inter] > max(RANK[best.type_inter], RANK["PXN"])
-        if reached:
+        if best is not None and RANK[inter] > max(RANK[best.type_inter], RANK["PXN"]):
             break
         for intra in _path_types(host, between=False):
             if host.nic_GBps and RANK[intra] > RANK[inter] and intra != "LOC":
@@ -188,14 +188,15 @@ def _faster_speeds(host: Host, speed: float) -> Iterator[float]:
 
 def _raise_speed(host: Host, graph: Graph, cross: int) -> Graph:
     """As many channels at a higher speed, if that fits (second pass)."""
-    for speed in _faster_speeds(host, graph.inter_GBps):
-        demand = Demand(
-            speed, speed, graph.type_intra, graph.type_inter, cross, graph.same_channels
-        )
-        if not _fits(host, demand, graph.channels):
-            break
-        graph = replace(graph, intra_GBps=speed, inter_GBps=speed)
-    return graph
+
+    def fits(speed: float) -> bool:
+        kinds = graph.type_intra, graph.type_inter
+        demand = Demand(speed, speed, *kinds, cross, graph.same_channels)
+        return _fits(host, demand, graph.channels)
+
+    fitting = takewhile(fits, _faster_speeds(host, graph.inter_GBps))
+    speed = max(fitting, default=graph.inter_GBps)
+    return replace(graph, intra_GBps=speed, inter_GBps=speed)
 
 
 def _fits(host: Host, demand: Demand, channels: int) -> bool:

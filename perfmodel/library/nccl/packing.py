@@ -149,9 +149,8 @@ def _lay(room: _Room) -> bool:
     closed = demand.type_inter is not None
     by_use = sorted(range(host.gpus), key=lambda gpu: (room.begun[gpu], gpu))
     starts = [room.order[0]] if room.order and demand.same else by_use
-    if closed:
-        return _complete(room, starts[0], starts[0])
-    return any(_complete(room, start, None) for start in starts)
+    ends = [(starts[0], starts[0])] if closed else [(start, None) for start in starts]
+    return any(_complete(room, start, end) for start, end in ends)
 
 
 def _lay_from_nic(room: _Room, nic: int) -> bool:

@@ -139,13 +139,10 @@ def read_words(text: str, field: str) -> NodeSection:
     from perfmodel.topology.from_text.grammar import read_phrases
 
     first, _, rest = text.partition(",")
-    fields: dict[str, Any] = {}
-    if _COUNTED.fullmatch(first):
-        rest = text
-    else:
-        fields["extends"] = first.strip()
+    counted = _COUNTED.fullmatch(first)
+    fields: dict[str, Any] = {} if counted else {"extends": first.strip()}
     faults: list[Fault] = []
-    phrases = read_phrases(rest)
+    phrases = read_phrases(text if counted else rest)
     for phrase, before in zip(phrases, (None, *phrases), strict=False):
         read = _read_phrase(phrase)
         if before and _is_card(before, phrase, rest):

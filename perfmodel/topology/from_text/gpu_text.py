@@ -164,9 +164,8 @@ def _form(text: str, forms: set[str]) -> str | None:
         return None
     boards = {"hgx": "sxm", "dgx": "sxm", "dgx-2": "sxm3", "dgx2": "sxm3", "dgx 2": "sxm3"}
     form = boards.get(match[0], match[0].replace("pci-e", "pcie"))
-    if form in forms:
-        return form
-    return next((other for other in sorted(forms) if form[:3] == other[:3] == "sxm"), None)
+    alike = next((other for other in sorted(forms) if form[:3] == other[:3] == "sxm"), None)
+    return form if form in forms else alike
 
 
 def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:

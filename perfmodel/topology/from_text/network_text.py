@@ -123,10 +123,9 @@ def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkK
 
 def _rate(text: str) -> tuple[int | None, float | None, str]:
     """NICs of a host, bytes per second of each, and where that rate is from."""
-    phrases = read_phrases(text, prose=True)
     nics = [
         {"rate": p.text} if p.subject == "lanes" else p.words
-        for p in phrases
+        for p in read_phrases(text, prose=True)
         if p.subject in {"nic", "lanes"}
     ]
     rated = [words for words in nics if nic_rate(words) is not None]

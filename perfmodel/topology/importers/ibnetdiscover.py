@@ -140,8 +140,7 @@ def _blocks(text: str, file: str) -> _Listing:
                 file=file,
                 line=number,
             )
-    faults = faults or list(_cable_faults(blocks, file))
-    raise_faults(faults[:20])
+    raise_faults((faults or list(_cable_faults(blocks, file)))[:20])
     return _Listing(blocks, _cables_of_one_end(blocks))
 
 

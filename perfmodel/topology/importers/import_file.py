@@ -113,10 +113,9 @@ def import_file(
         str(path),
     )
     if kind == "ibnetdiscover":
-        options = {"gpu": gpu, "template": template, "graph": graph}
         raise_faults(
             Fault(name, repr(str(value)), "nothing: a fabric has no GPUs")
-            for name, value in options.items()
+            for name, value in {"gpu": gpu, "template": template, "graph": graph}.items()
             if value is not None
         )
         return read_fabric(text, str(path))

@@ -145,9 +145,8 @@ def _with_units(value: Any, *, bits: bool) -> Any:
     if isinstance(value, Mapping):
         bits = value.get("kind") in PORT_KINDS
         return {key: _quantity(key, each, bits=bits) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_units(each, bits=bits) for each in value]
-    return value
+    is_list = isinstance(value, list | tuple)
+    return [_with_units(each, bits=bits) for each in value] if is_list else value
 
 
 def _quantity(key: str, value: Any, *, bits: bool) -> Any:

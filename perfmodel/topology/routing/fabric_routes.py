@@ -205,10 +205,8 @@ class FabricRoutes:
 
     def joined(self, src: str, dst: str) -> bool:
         """Whether cables lead from one NIC to another."""
-        ports = self._port_of(src), self._port_of(dst)
-        if self.parts is None or ports[0] is None or ports[1] is None:
-            return True
-        return bool(self.parts[ports[0]] == self.parts[ports[1]])
+        parts, out, into = self.parts, self._port_of(src), self._port_of(dst)
+        return parts is None or out is None or into is None or bool(parts[out] == parts[into])
 
     def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         """Routes of many flows between ports at once; arrays of shape (flows,).

@@ -125,13 +125,11 @@ def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
     for name in ends:
         device = topology.devices[name]
-        if device.host < 0:
-            continue
         directions = [
-            {arc for cables in adjacency[name].values() for arc in cables}
+            {arc for cables in adjacency[name].values() for arc in cables if arc >= first}
             for adjacency in (topology.links, topology.links_into)
         ]
-        if any({arc for arc in arcs if arc >= first} <= topology.dead for arcs in directions):
+        if device.host >= 0 and any(cables <= topology.dead for cables in directions):
             by_host.setdefault(device.host, set()).add(device.local)
     return by_host
 
@@ -289,10 +287,10 @@ class Router(FabricRoutes):
 
     def _way_out(self, src: str, nic: str) -> tuple[int, ...]:
         """Route from a device to a NIC; to one of another rail over the GPU beside it."""
-        relay = None if self.parts is None else self._relay(src, nic)
-        if relay is None or nic == self.nearest_nics(src)[0]:
-            return self.route(src, nic)
-        return self.route(src, relay) + self.route(relay, nic)
+        own = self.parts is None or nic == self.nearest_nics(src)[0]
+        relay = None if own else self._relay(src, nic)
+        before = () if relay is None else self.route(src, relay)
+        return before + self.route(relay or src, nic)
 
     def _relay(self, gpu: str, nic: str) -> str | None:
         """GPU beside a NIC, to which NVLinks lead from another one."""

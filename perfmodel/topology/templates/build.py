@@ -197,8 +197,7 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
-    broken = [*_device_faults(topology)]
-    for fault in broken or _route_faults(topology):
+    for fault in [*_device_faults(topology)] or _route_faults(topology):
         yield replace(fault, file=file)
 
 

@@ -64,16 +64,13 @@ def complete(
     amd = spec.generation.startswith("cdna")
     measured = [gpu for gpu in measured if gpu.amd == amd]
     peers = [gpu for gpu in measured if gpu.generation == spec.generation]
-    if not peers:
-        generations = sorted({gpu.generation for gpu in measured})
-        field = f"gpus.{name}.generation"
-        raise InputError(
-            Fault(
-                field,
-                repr(spec.generation),
-                f"{allowed_names(generations, spec.generation)}; or all of {', '.join(ESTIMATED)}",
-            )
-        )
+    generations = {gpu.generation for gpu in measured}
+    refuse_if(
+        not peers,
+        f"gpus.{name}.generation",
+        repr(spec.generation),
+        f"{allowed_names(generations, spec.generation)}; or all of {', '.join(ESTIMATED)}",
+    )
     efficiency, names = efficiencies(name, spec, measured)
     usual = f"assumption: as usual for GPUs of the generation {spec.generation}"
     per_unit = f"operations of fp32 per multiprocessor as of another {spec.generation} GPU"
