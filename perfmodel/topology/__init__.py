@@ -67,11 +67,10 @@ def build_cluster(
     if is_graph_file(name):
         return graph_alone(Path(name), nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
     try:
-        if isinstance(fabric, Mapping):
-            network = with_usual_routing(name, validate_document(FabricSpec, dict(fabric)))
-        else:
-            named = str(fabric) if isinstance(fabric, Path) else fabric
-            network = with_usual_routing(name, named)
+        stated = (
+            validate_document(FabricSpec, dict(fabric)) if isinstance(fabric, Mapping) else fabric
+        )
+        network = with_usual_routing(name, str(stated) if isinstance(stated, Path) else stated)
         return build_topology(name, hosts=nodes, fabric=network, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}

@@ -60,4 +60,4 @@ def links_used(chips: np.ndarray, dims: tuple[int, ...], op: str, *, ring: bool)
     ]
     longest = max(counts)
     across = 4.0 * links[counts.index(longest)] / longest
-    return min(sum(links), across) if op == "all_to_all" else float(sum(links))
+    return float(min(sum(links), across) if op == "all_to_all" else sum(links))

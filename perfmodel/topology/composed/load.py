@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
 from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
 from perfmodel.topology.templates.load import check_template, find_template
@@ -138,31 +138,32 @@ def read_words(text: str, field: str) -> NodeSection:
     """
     from perfmodel.topology.from_text.grammar import read_phrases
 
-    first, _, rest = text.partition(",")
+    first, _, behind = text.partition(",")
     counted = _COUNTED.fullmatch(first)
     fields: dict[str, Any] = {} if counted else {"extends": first.strip()}
+    rest = text if counted else behind
     faults: list[Fault] = []
-    phrases = read_phrases(text if counted else rest)
+    phrases = read_phrases(rest)
     for phrase, before in zip(phrases, (None, *phrases), strict=False):
         read = _read_phrase(phrase)
         if before and _is_card(before, phrase, rest):
             fields["gpus"] += " PCIe"
-        if not read:
-            faults.append(
-                Fault(
-                    field,
-                    f"{phrase.text!r} in {text!r}",
-                    (
-                        "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
-                        "'500 W' for each GPU, 'no P2P' or 'two sockets'"
-                    ),
-                )
+        faults += failed(
+            (
+                not read,
+                field,
+                f"{phrase.text!r} in {text!r}",
+                (
+                    "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
+                    "'500 W' for each GPU, 'no P2P' or 'two sockets'"
+                ),
             )
+        )
         for key in sorted(fields.keys() & read.keys()):
             once = "one kind of GPU in a node" if key == "gpus" else "each once"
             faults.append(Fault(field, f"{phrase.text!r}, beside another {key}", once))
         fields |= read
-    if _COUNTED.fullmatch(first) and "gpus" not in fields:
+    if counted and "gpus" not in fields:
         fields["gpus"], faults = first.strip(), []  # of a GPU that is not known, which is said
     raise_faults(faults)
     return validate_document(NodeSection, fields)

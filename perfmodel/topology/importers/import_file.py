@@ -291,9 +291,8 @@ def _with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     faults: list[Fault] = []
     rows = (_graph(graph, devices, path, faults) for graph in root.all("graph"))
     graphs = [row for row in rows if row]
-    if not graphs and not faults:
-        faults.append(Fault("graph", "no channels", "a graph with channels", file))
     raise_faults(dict.fromkeys(faults))
+    refuse_if(not graphs, "graph", "no channels", "a graph with channels", file)
     counted = ", ".join(f"{len(row['channels'])} of {row['pattern']}" for row in graphs)
     return replace(
         imported,

@@ -44,7 +44,9 @@ class HostRoutes:
             self._arcs.setdefault(src, []).append(
                 HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
             )
-        self._dead = _dead_arcs_by_host(topology)
+        dead = (arc for arc in topology.dead if arc < topology.first_cable)
+        self._dead = grouped(divmod(arc, topology.host_arcs) for arc in dead)
+        """Dead arcs of each host that has any, numbered as in the first host."""
         self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}
         self._nics: dict[int, dict[str, tuple[str, ...]]] = {}
@@ -110,12 +112,6 @@ class HostRoutes:
                 rest = chain.from_iterable(near[gpu][1:])
                 ranked[gpu] = (*nics[start:], *nics[:start], *rest)
         return ranked
-
-
-def _dead_arcs_by_host(topology: Topology) -> dict[int, list[int]]:
-    """Dead arcs of each host that has any, numbered as in the first host."""
-    inside = (arc for arc in topology.dead if arc < topology.first_cable)
-    return grouped(divmod(arc, topology.host_arcs) for arc in inside)
 
 
 def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, TopologyError, raise_faults
+from perfmodel.errors import Fault, InputError, TopologyError, failed, raise_faults
 from perfmodel.files import FileModel, read_yaml, validate_document
 from perfmodel.garbage import no_collections
 from perfmodel.topology.compilation import compile_topology
@@ -128,7 +128,7 @@ def _faults(
     gpus_per_host: int | None,
 ) -> list[Fault]:
     gpus = len(device_names(spec, "gpu"))
-    rows = (
+    return failed(
         (hosts < 1, "hosts", str(hosts), "one or more"),
         (
             gpus_per_host is not None and not 1 <= gpus_per_host <= gpus,
@@ -155,7 +155,6 @@ def _faults(
             "'one-switch', 'rail-optimised', 'leaf-spine' or 'fat-tree'",
         ),
     )
-    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
 
 
 def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
@@ -302,24 +301,25 @@ def node_facts(spec: NodeSpec) -> dict[str, Any]:
 
     Sources are sentences by the number that they stand for.
     """
-    facts = {
-        "name": spec.name or "",
-        "routing": "nccl",
-        "cpu": spec.cpu,
-        "gpu_p2p": spec.gpu_p2p,
-        "gpudirect_rdma": spec.gpudirect_rdma,
-        "staging_Bps": spec.staging.bandwidth if spec.staging else None,
-        "power_limit_W": spec.power_limit,
-        "launch_s": spec.launch.time if spec.launch else None,
-        "host_memory_bytes": spec.host_memory.capacity if spec.host_memory else None,
-        "drives": spec.nvme and _renamed(spec.nvme, _DRIVES),
-        "sockets": spec.sockets
-        and {**_renamed(spec.sockets, _SOCKETS), "burst_bytes": spec.sockets.burst or 0.0},
-        "channels": [_channels(graph) for graph in spec.graphs] or None,
-        "sources": dict(_sources(spec)),
-        "assumptions": list(spec.assumed) or None,
-    }
-    return _stated(facts)
+    return _stated(
+        {
+            "name": spec.name or "",
+            "routing": "nccl",
+            "cpu": spec.cpu,
+            "gpu_p2p": spec.gpu_p2p,
+            "gpudirect_rdma": spec.gpudirect_rdma,
+            "staging_Bps": spec.staging.bandwidth if spec.staging else None,
+            "power_limit_W": spec.power_limit,
+            "launch_s": spec.launch.time if spec.launch else None,
+            "host_memory_bytes": spec.host_memory.capacity if spec.host_memory else None,
+            "drives": spec.nvme and _renamed(spec.nvme, _DRIVES),
+            "sockets": spec.sockets
+            and {**_renamed(spec.sockets, _SOCKETS), "burst_bytes": spec.sockets.burst or 0.0},
+            "channels": [_channels(graph) for graph in spec.graphs] or None,
+            "sources": dict(_sources(spec)),
+            "assumptions": list(spec.assumed) or None,
+        }
+    )
 
 
 _DRIVES = {"read": "read_Bps", "write": "write_Bps", "capacity": "capacity_bytes"}

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
-from perfmodel.files import find_file, line_of, list_shipped, plain, read_yaml, validate_document
+from perfmodel.files import (
+    collect_faults,
+    find_file,
+    line_of,
+    list_shipped,
+    plain,
+    read_yaml,
+    validate_document,
+)
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
 from perfmodel.topology.templates.spec import PORT_KINDS, NodeSpec, is_unknown_key, join
@@ -52,10 +60,8 @@ def check_template(document: Any, path: Path) -> NodeSpec:
     Raises `InputError`: everything that is wrong in it, with lines.
     """
     faults: list[Fault] = []
-    try:
+    with collect_faults(faults):
         node = validate_document(NodeSpec, document, str(path))
-    except InputError as error:
-        faults += error.faults
     reported = {(fault.field, fault.line) for fault in faults}
     faults += [
         f for f in reference_faults(document, str(path)) if (f.field, f.line) not in reported

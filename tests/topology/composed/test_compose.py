@@ -122,6 +122,12 @@ def test_words_mean_what_the_fields_mean() -> None:
     assert {edge.lanes for edge in words.edges if edge.link.startswith("nvlink")} == {4}
 
 
+def test_a_slot_behind_the_gpus_says_their_form() -> None:
+    words = load_node("4 x A100 PCIe4 x16")
+    assert words.gpu == "a100-pcie-40gb"
+    assert same_machine(words, composed(gpus="4 x A100 PCIe", pcie="gen4 x16"))
+
+
 def test_another_gpu_brings_its_own_nvlinks() -> None:
     node = composed(extends="dgx-a100", gpu="h100")
     gpu = next(row for row in links_of(build_topology(node)) if row[2] == "nvlink")
