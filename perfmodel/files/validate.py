@@ -260,12 +260,15 @@ def require_finite(value: float, field: str) -> float:
 
 
 @contextmanager
-def collect_faults(faults: list[Fault]) -> Iterator[None]:
-    """Add the faults of an error to those found before, and go on."""
+def collect_faults(faults: list[Fault], file: str | None = None) -> Iterator[None]:
+    """Add the faults of an error to those found before, and go on.
+
+    `file`: that of the faults that name none.
+    """
     try:
         yield
     except InputError as error:
-        faults += error.faults
+        faults += (error.located(file) if file else error).faults
 
 
 def attempt(faults: list[Fault], read: Callable[[], T]) -> T | None:

@@ -27,8 +27,8 @@ from perfmodel.calibrate.readers.nccl_json import (
 from perfmodel.calibrate.readers.nccl_text import is_nccl_log, read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.files import collect_faults, validate_document
 from perfmodel.files import plain as plain_values
-from perfmodel.files import validate_document
 from perfmodel.files.pasted_text import (
     PRINTED,
     PRINTED_PYTHON,
@@ -87,10 +87,8 @@ def read_files(
     contents: list[MeasurementFile] = []
     faults: list[Fault] = []
     for path in paths:
-        try:
+        with collect_faults(faults, str(path)):
             contents.append(read_found(read_pasted_text(path), path, op=op, ranks=ranks))
-        except InputError as error:
-            faults += error.located(str(path)).faults
     raise_faults(faults)
     return contents
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
+from perfmodel.memo import grouped
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -168,10 +170,8 @@ def profile_of(
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] or [""] * len(files)
     inputs, faults = _FitInput(request), list[Fault]()
     for file, sha256 in zip(files, sums, strict=True):
-        try:
+        with collect_faults(faults, file.file):
             inputs.add_file(file, sha256)
-        except InputError as error:
-            faults += error.located(file.file).faults
     runs, matrices = inputs.runs, inputs.matrices
     if faults or (inputs.unused and not runs and not matrices):
         raise InputError(faults or inputs.unused)
@@ -391,21 +391,10 @@ def measure_links(
         if (others := unlike_gpus(m.devices, topology))
     ]
     raise_faults(dict.fromkeys(faults))
-    ratios: dict[str, list[float]] = {}
-    notes = []
-    for matrix in matrices:
-        if (reason := _reason_unused(matrix)) is not None:
-            notes.append(f"{matrix.test}: {reason}")
-            continue
-        for kind, ratio in _ratios(matrix, topology):
-            refuse_if(
-                ratio > LARGEST_RATIO,
-                "matrix",
-                f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
-                f"at most {LARGEST_RATIO:g} times: the machine that was measured (--topology)",
-                matrix.file,
-            )
-            ratios.setdefault(kind, []).append(ratio)
+    reasons = [(matrix, _reason_unused(matrix)) for matrix in matrices]
+    notes = [f"{matrix.test}: {reason}" for matrix, reason in reasons if reason is not None]
+    used = (matrix for matrix, reason in reasons if reason is None)
+    ratios = grouped(chain.from_iterable(_ratios(matrix, topology) for matrix in used))
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
     if not direct:
         notes.append("no copy crossed a link whose usual share of a copy's rate is known")
@@ -438,7 +427,10 @@ def _reason_unused(matrix: LinkMatrix) -> str | None:
 
 
 def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:
-    """Kind of the narrowest link of each pair, and the copy's rate over the usual one."""
+    """Kind of the narrowest link of each pair, and the copy's rate over the usual one.
+
+    Raises `InputError`: a rate that no such link has.
+    """
     router = Router(topology)
     rates = topology.arcs.bandwidth_Bps
     for row, values in enumerate(matrix.values):
@@ -455,4 +447,12 @@ def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float
             kind = topology.arcs.kinds[narrowest]
             multiple = copy_rates().multiple(kind, topology.gpu.generation)
             if multiple is not None:
-                yield kind, rate_Bps / (multiple * float(rates[narrowest]))
+                ratio = rate_Bps / (multiple * float(rates[narrowest]))
+                refuse_if(
+                    ratio > LARGEST_RATIO,
+                    "matrix",
+                    f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
+                    f"at most {LARGEST_RATIO:g} times: the machine that was measured (--topology)",
+                    matrix.file,
+                )
+                yield kind, ratio

@@ -164,11 +164,9 @@ class _HostDraft:
         line = self.matrix.lines.get(device)
         return "" if line is None else f"line {line}, {device}"
 
-    def refuse(self, gpu: str, found: str, allowed: str) -> InputError:
-        """Return the error for what is wrong in the row of a GPU."""
-        return InputError(
-            Fault(f"row of {gpu}", found, allowed, self.file, self.matrix.lines.get(gpu))
-        )
+    def refuse_row(self, fails: object, gpu: str, found: str, allowed: str) -> None:
+        """Raise InputError where a check of the row of a GPU fails."""
+        refuse_if(fails, f"row of {gpu}", found, allowed, self.file, self.matrix.lines.get(gpu))
 
 
 def template_from_matrix(
@@ -206,8 +204,9 @@ def _check_template(host: _HostDraft, node: NodeSpec | None) -> None:
     cells, gpus = host.matrix.cells, host.matrix.gpus
     joins = node is not None and any(link.kind == "nvlink" for link in node.links.values())
     bonded = any(cell.startswith("NV") for cell in cells.values())
-    if joins and len(gpus) > 1 and not bonded and node is not None:
-        raise host.refuse(
+    if joins and len(gpus) > 1 and node is not None:
+        host.refuse_row(
+            not bonded,
             gpus[0],
             f"{cells.get((gpus[0], gpus[1]), 'nothing')} between GPUs, and no NVLinks",
             f"NV#, as {node.name} (--template) has NVLinks; else --gpu NAME alone",
@@ -298,21 +297,23 @@ def _check_lanes(lanes: _Lanes, host: _HostDraft, *, switched: bool) -> None:
     part, most = host.part, max(lanes.values())
     model = part.spelled.upper()
     for (gpu, other), number in lanes.items():
-        if number > part.lanes:
-            raise host.refuse(
-                gpu, f"NV{number}", f"at most NV{part.lanes}, all NVLinks of one {model}"
-            )
-        if switched and number != most:
-            raise host.refuse(
-                gpu,
-                f"NV{number} to {other}, and NV{most} between others",
-                f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch",
-            )
+        host.refuse_row(
+            number > part.lanes,
+            gpu,
+            f"NV{number}",
+            f"at most NV{part.lanes}, all NVLinks of one {model}",
+        )
+        host.refuse_row(
+            switched and number != most,
+            gpu,
+            f"NV{number} to {other}, and NV{most} between others",
+            f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch",
+        )
     linked = sorted({gpu for gpu, _ in lanes}, key=host.matrix.gpus.index)
     apart = [(a, b) for a in linked for b in linked if a != b and (a, b) not in lanes]
-    if switched and apart:
-        a, b = apart[0]
-        raise host.refuse(
+    for a, b in apart:
+        host.refuse_row(
+            switched,
             a,
             f"{host.matrix.cells.get((a, b), 'nothing')} to {b}, and NV{most} to others",
             "NV# to all GPUs that a switch joins",
