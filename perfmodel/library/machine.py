@@ -67,8 +67,7 @@ def observed_time_s(machine: Machine, time_s: float, measured: Corrections | Non
     """
     library, settings, measured = machine.library, machine.settings, measured or machine.measured
     if settings.one_process:
-        issue_s = library.issue * measured.issue
-        time_s = max(time_s, issue_s * machine.topology.gpus_per_host)
+        time_s = max(time_s, library.issue * measured.issue * machine.topology.gpus_per_host)
     return time_s + (library.awaited * measured.awaited if settings.awaited else 0.0)
 
 

@@ -287,8 +287,7 @@ def rail_rings(
     lanes = direct_nvlinks(router.topology, gpus)
     free = dict(lanes) if lanes else {}
     if len(gpus) == 1:
-        rings = [HostRing((0,), nic, nic) for nic in range(len(nics))]
-        return tuple((ring, ring) for ring in rings)
+        return tuple((HostRing((0,), nic, nic),) * 2 for nic in range(len(nics)))
     near = [_sort_by_distance(router, nic, gpus) for nic in nics]
     result: list[tuple[HostRing, HostRing]] = []
     for nic, (first, last, out) in enumerate(_ring_ends(router, gpus, nics, near)):

@@ -392,5 +392,6 @@ def _fabric_paths(
     try:
         return router.across(router.ports(src_host, out), router.ports(dst_host, into), flow)
     except NoRoute as lost:
-        ends = (router.topology.ranks[rank[lost.flow]] for rank in (src, dst))
+        ranks = router.topology.ranks
+        ends = ranks[src[lost.flow]], ranks[dst[lost.flow]]
         raise router.unreachable(*ends, str(lost)) from None

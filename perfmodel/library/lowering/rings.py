@@ -69,11 +69,10 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
     ranks = rank_array(group)
     laid: list[tuple[tuple[Phase, ...], Edges]] = []
     for phases in stages_of(schedule):
-        if phases[0].drained:  # over the edges of the stage before
-            laid.append((phases, laid[-1][1]))
-            continue
         src, dst = phases[0].src, phases[0].dst
-        if schedule.switches:
+        if phases[0].drained:  # over the edges of the stage before
+            edges = laid[-1][1]
+        elif schedule.switches:
             names = _names(machine, group, schedule, src, dst)
             edges = edges_of_names(machine.topology, machine.router, *names)
         else:

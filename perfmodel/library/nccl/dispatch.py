@@ -334,9 +334,11 @@ def system_on(machine: Machine, group: RankGroup) -> System:
     """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
 
     def search() -> System:
-        if machine.decides_on is not None:
-            return system_on(machine.decides_on, group)
-        return system_of(machine.topology, machine.router, group, machine.settings)
+        return (
+            system_of(machine.topology, machine.router, group, machine.settings)
+            if machine.decides_on is None
+            else system_on(machine.decides_on, group)
+        )
 
     def search_once_per_shape() -> System:
         ranks, size = np.asarray(group, dtype=np.int64), machine.topology.gpus_per_host
