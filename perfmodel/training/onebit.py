@@ -18,12 +18,15 @@ device after signs are packed (``compress_by_chunk`` in deepspeed/runtime/compre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from perfmodel.arrays import round_up
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
+from perfmodel.files.read import read_yaml
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -40,19 +43,20 @@ SCALE_BYTES = 4
 SIGNS_PER_BYTE = 8
 """Signs in a byte."""
 
-PADDING_ITEM_BYTES = 8.0
-"""``cat`` with zeros: bytes per element."""
-ERROR_AND_SIGNS_ITEM_BYTES = 12 + 4 + (8 + 8 + 5 + 5 + 8 + 8 + 8 + 12) + (8 + 8 + 5) + 1 + 1 / 8
-"""Bytes per element to compress: the error is added, a norm; sign, sum, bool, float, difference,
-product, scale and what is lost; sign, sum and bool once more; packed."""
-ERROR_AND_SIGNS_KERNELS = 14
-UNPACKING_ITEM_BYTES = 1 / 8 + 1 + 5 + 8 + 8 + 8
-"""Bytes per element to make numbers of signs: unpacked, float, difference, product, scale."""
-UNPACKED_KERNELS = 5
-SUM_ITEM_BYTES, COPY_ITEM_BYTES = 4.0, 8.0
-"""Bytes per element read by the sum over ranks, and read and written by the last copy."""
-STACKING_ITEM_BYTES = 2 / 8
-"""Bytes per element of signs that are copied into one tensor."""
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Kernels over a tensor: bytes of an element that all of them move, and their number."""
+
+    item_bytes: float
+    kernels: int
+
+
+@cache
+def kernel_passes() -> Mapping[str, Passes]:
+    """Read the kernels of each part of a step; the file says what they are."""
+    rows = read_yaml(Path(__file__).with_suffix(".yaml"))
+    return {name: Passes(sum(row["item_bytes"]), row["kernels"]) for name, row in rows.items()}
 
 
 def padded_elements(elements: int, ranks: int) -> int:
@@ -70,31 +74,15 @@ def padded_elements(elements: int, ranks: int) -> int:
 PIECE_ELEMENTS = 500_000_000
 """Gradients that the engine all-reduces at once: a piece ends with the tensor that exceeds it."""
 
-MOMENTUM_ITEM_BYTES = 8 + 12
-"""Bytes per element: the momentum is multiplied, the gradient added."""
-UPDATE_ITEM_BYTES = 8 + 8 + 12 + (8 + 12) + (8 + 12)
-"""Root, sum and quotient; weight decay; learning rate, and the parameter."""
-ADAM_KERNELS = 10
-VARIANCE_ITEM_BYTES = 8 + 16
-"""The variance, which the warm-up updates, too."""
-LOCAL_ITEM_BYTES = 8 + 12
-"""0/1 Adam adds each update to a buffer."""
-EXCHANGE_ITEM_BYTES = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
-"""Around an exchange of 0/1 Adam: the buffer is taken off, multiplied by root and sum, and copied;
-momentum and parameters are made of it, and it is zeroed."""
-EXCHANGE_KERNELS = 15
-LAMB_ITEM_BYTES = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
-LAMB_REST_ITEM_BYTES = (12 + 4) + (8 + 4) + (8 + 12)
-"""1-bit LAMB beside the momentum: its last value is kept, scaled and scaled back; the gradient is
-worked out of both, and a fresh variance of it; root, sum, quotient; weight decay; norm; root and
-sum of the fresh variance. Then the greatest quotient of both roots, a norm, and the parameter."""
-LAMB_KERNELS = 26
+PASSES_OF_STEP = {
+    "warm-up": ("momentum", "variance", "update"),
+    "adam": ("momentum", "update"),
+    "zero_one_adam": ("momentum", "update", "local"),
+    "lamb": ("momentum", "lamb"),
+}
+"""What optimizer steps consist of, without exchanges."""
 LAMB_READS = 2
 """Numbers of each tensor that the host reads."""
-FLAT_ITEM_BYTES = 6 + 8 + 4 + 8 + 6
-"""``FP16_Optimizer``: gradients to fp32, flattened, their norm, unscaled; parameters back."""
-FLAT_KERNELS = 2
-"""Per tensor: each is converted, and copied back."""
 
 
 def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
@@ -134,10 +122,12 @@ def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
 def check_dtypes(workload: Workload) -> None:
     """Raise `InputError` unless all trained tensors are fp16 or all fp32."""
     dtypes = {workload.tensors[index].dtype for index in workload.ready_order}
-    if dtypes not in ({"fp16"}, {"fp32"}):
-        names = " and ".join(sorted(dtypes))
-        allowed = "fp16 or fp32 with strategy.kind: onebit, which DeepSpeed has no others for"
-        raise InputError(Fault("model.dtype", f"parameters in {names}", allowed))
+    refuse_if(
+        dtypes not in ({"fp16"}, {"fp32"}),
+        "model.dtype",
+        f"parameters in {' and '.join(sorted(dtypes))}",
+        "fp16 or fp32 with strategy.kind: onebit, which DeepSpeed has no others for",
+    )
 
 
 def momentum_buffers(workload: Workload, options: OneBitStrategy) -> tuple[int, ...]:
@@ -190,44 +180,34 @@ def _add_update(
     workload, tasks, kind = step.request.workload, step.tasks, options.optimizer
     buffers, trained = momentum_buffers(workload, options), len(workload.ready_order)
     elements, times = sum(buffers), trained if kind == "lamb" else len(buffers)
-    own, kernels = _own_passes(options, warm=warm)
+    known, parts = kernel_passes(), PASSES_OF_STEP["warm-up" if warm else kind]
+    own, kernels = (
+        sum(getattr(known[part], of) for part in parts) for of in ("item_bytes", "kernels")
+    )
 
     def passes(name: str, moved: float, kernels: int, after: Iterable[int]) -> int:
         return add_passes(tasks, name, moved, kernels, after, marks, "optimizer")
 
     if workload.tensors[workload.ready_order[0]].dtype == "fp16":
+        flat = known["flat"]
         after = (
-            passes("unscale gradients", FLAT_ITEM_BYTES * elements, FLAT_KERNELS * trained, after),
+            passes("unscale gradients", flat.item_bytes * elements, flat.kernels * trained, after),
         )
-    exchanges = not warm and last
-    before = MOMENTUM_ITEM_BYTES if exchanges and kind != "zero_one_adam" else own
+    exchanges, momentum = not warm and last, known["momentum"].item_bytes
+    before = momentum if exchanges and kind != "zero_one_adam" else own
     end = passes("optimizer", before * elements, kernels * times, after)
     if not exchanges:
         return end
     for number, buffer in enumerate(buffers):
         name = f"momenta {number}" if number else "momenta"
         end = add_compressed_reduction(tasks, step.request.ranks, buffer, name, marks, (end,))
-    rest, more = own - MOMENTUM_ITEM_BYTES, 0
+    rest = Passes(own - momentum, 0)
     if kind == "zero_one_adam":
-        rest, more = EXCHANGE_ITEM_BYTES, EXCHANGE_KERNELS * times
+        rest = known["exchange"]
     if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
         end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
-    return passes("update", rest * elements, more, (end,))
-
-
-def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
-    """Bytes per element and kernels per tensor of a step, without its exchange."""
-    if warm:
-        return MOMENTUM_ITEM_BYTES + VARIANCE_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS + 2
-    return {
-        "adam": (MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS),
-        "zero_one_adam": (
-            MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES + LOCAL_ITEM_BYTES,
-            ADAM_KERNELS + 2,
-        ),
-        "lamb": (MOMENTUM_ITEM_BYTES + LAMB_ITEM_BYTES + LAMB_REST_ITEM_BYTES, LAMB_KERNELS),
-    }[options.optimizer]
+    return passes("update", rest.item_bytes * elements, rest.kernels * times, (end,))
 
 
 # ---------------------------------------------------------------- the compressed all-reduce
@@ -247,9 +227,12 @@ def add_compressed_reduction(
     all.
     """
     padded = padded_elements(elements, ranks)
-    packed, part, pads = padded // SIGNS_PER_BYTE, padded // ranks, padded != elements
+    packed, part = padded // SIGNS_PER_BYTE, padded // ranks
 
-    def compute(verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+    def compute(verb: str, elements: Mapping[str, int], after: Iterable[int]) -> int:
+        made = [(kernel_passes()[part], count) for part, count in elements.items()]
+        moved = sum(passes.item_bytes * count for passes, count in made)
+        kernels = sum(passes.kernels for passes, _ in made)
         return add_passes(tasks, f"{verb} {name}", moved, kernels, after, marks)
 
     def exchange(buffer: str, op: Op, of_parts: str, after: int) -> int:
@@ -272,16 +255,12 @@ def add_compressed_reduction(
             )
         return end
 
-    moved = (
-        ERROR_AND_SIGNS_ITEM_BYTES + STACKING_ITEM_BYTES + (PADDING_ITEM_BYTES if pads else 0)
-    ) * padded
-    end = compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
+    padding = {"pad": padded} if padded != elements else {}
+    end = compute("compress", {"compress": padded, "stack": padded} | padding, after)
     end = exchange("compressed", "all_to_all", "", end)
-    moved = (UNPACKING_ITEM_BYTES + SUM_ITEM_BYTES) * padded + ERROR_AND_SIGNS_ITEM_BYTES * part
-    end = compute("average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,))
+    end = compute("average", {"unpack": padded, "sum": padded, "compress": part}, (end,))
     end = exchange("average", "all_gather", " of parts", end)
-    moved = (STACKING_ITEM_BYTES + UNPACKING_ITEM_BYTES + COPY_ITEM_BYTES) * padded
-    return compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
+    return compute("decompress", {"stack": padded, "unpack": padded, "copy": padded}, (end,))
 
 
 def add_passes(
