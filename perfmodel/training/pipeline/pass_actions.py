@@ -5,12 +5,11 @@ Stages send each other activations forward and their gradients back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
-from perfmodel.errors import Fault, raise_faults
+from perfmodel.errors import Fault, failed
 from perfmodel.memo import grouped
 from perfmodel.training.plan.step_plan import Stream
 
@@ -115,15 +114,10 @@ MICRO_BATCHES = "strategy.accumulate"
 """Field of a scenario that counts micro-batches."""
 
 
-def require(*faults: Iterable[Fault]) -> None:
-    """Raise `InputError` of all faults, if there are any."""
-    raise_faults(chain.from_iterable(faults))
-
-
-def count_of(field_path: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:
+def count_faults(field: str, value: int, least: int = 1, why: str = "") -> list[Fault]:
     """Fault of a count below its least value."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        yield Fault(field_path, repr(value), f"a whole number of at least {least}{why}")
+    odd = isinstance(value, bool) or not isinstance(value, int) or value < least
+    return failed((odd, field, repr(value), f"a whole number of at least {least}{why}"))
 
 
 Direction = Literal["next", "previous"]

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
-from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
+from perfmodel.errors import Fault, failed, look_up, raise_faults, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
@@ -23,8 +25,7 @@ from perfmodel.training.pipeline.pass_actions import (
     PassAction,
     PassKind,
     PipelineSchedule,
-    count_of,
-    require,
+    count_faults,
 )
 
 MOST_PASSES = 50_000
@@ -218,49 +219,48 @@ def _dualpipe(passes: Passes, stage: int) -> Iterator[PassAction]:
 # ---------------------------------------------------------------- what a schedule needs
 
 
-def _rounds(passes: Passes) -> Iterator[Fault]:
+def _rounds(passes: Passes) -> list[Fault]:
     """Fault of micro-batches that do not fill rounds of equally many."""
     rounds = max(1, passes.micro_batches // passes.stages)
-    if passes.micro_batches % rounds:
-        stages = f"a multiple of the {passes.stages} stages"
-        yield Fault(
+    return failed(
+        (
+            passes.micro_batches % rounds,
             MICRO_BATCHES,
             str(passes.micro_batches),
-            f"{stages}, or of the {rounds} rounds that they make",
+            f"a multiple of the {passes.stages} stages, or of the {rounds} rounds that they make",
         )
-
-
-def _groups(passes: Passes) -> Iterator[Fault]:
-    """Fault of a group of micro-batches as Megatron-Core 0.16 finds it (schedules.py)."""
-    name, stages, group = f"{SECTION}.micro_batch_group", passes.stages, passes.group
-    remainder = passes.micro_batches % group
-    if not stages <= group <= passes.micro_batches:
-        allowed = f"from {stages} (stages) to {passes.micro_batches} (micro-batches)"
-        yield Fault(name, str(group), allowed)
-    elif 0 < remainder < stages:
-        batches = f"{passes.micro_batches} micro-batches"
-        allowed = f"what leaves no remainder of {batches}, or {stages} or more"
-        yield Fault(name, f"{group}: leaves {remainder}", allowed)
-
-
-def _first_stage_filled(passes: Passes) -> Iterator[Fault]:
-    return count_of(
-        MICRO_BATCHES,
-        passes.micro_batches,
-        2 * passes.stages - 1,
-        ", those that its first stage holds",
     )
 
 
-def _two_each(passes: Passes) -> Iterator[Fault]:
-    return count_of(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages, ", twice the stages")
+def _groups(passes: Passes) -> list[Fault]:
+    """Fault of a group of micro-batches as Megatron-Core 0.16 finds it (schedules.py)."""
+    name, stages, group = f"{SECTION}.micro_batch_group", passes.stages, passes.group
+    batches, fits = passes.micro_batches, stages <= group <= passes.micro_batches
+    return failed(
+        (
+            not fits,
+            name,
+            str(group),
+            f"from {stages} (stages) to {batches} (micro-batches)",
+        ),
+        (
+            fits and 0 < batches % group < stages,
+            name,
+            f"{group}: leaves {batches % group}",
+            f"what leaves no remainder of {batches} micro-batches, or {stages} or more",
+        ),
+    )
 
 
-def _halves(passes: Passes) -> Iterator[Fault]:
+def _filled(passes: Passes, less: int = 0, why: str = ", twice the stages") -> list[Fault]:
+    """Fault of fewer micro-batches than twice the stages, `less` so many."""
+    return count_faults(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages - less, why)
+
+
+def _halves(passes: Passes) -> list[Fault]:
     counts = ((f"{SECTION}.stages", passes.stages), (MICRO_BATCHES, passes.micro_batches))
-    odd = ((name, str(value)) for name, value in counts if value % 2)
-    yield from (Fault(*each, "an even number, half each way") for each in odd)
-    yield from _two_each(passes)
+    odd = ((value % 2, name, str(value), "an even number, half each way") for name, value in counts)
+    return failed(*odd) + _filled(passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class ScheduleRow:
     layout: Layout = "loop"
     chunks: int | None = 1
     with_one: str = ""
-    needs: Callable[[Passes], Iterable[Fault]] = lambda _: ()
+    needs: Callable[[Passes], list[Fault]] = lambda _: []
 
 
 SCHEDULES: Mapping[str, ScheduleRow] = {
@@ -296,7 +296,11 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
     # Each stage begins and ends one pass after the one before, without a bubble where all passes
     # take as long. Stages hold up to 2 P - 1 micro-batches. What waits for all stages at the end
     # of a step, as a norm of gradients does, takes away what this gains over ZB-H1 (section 4).
-    "zb_h2": ScheduleRow("ZB-H2", _by_turns(2, 2), needs=_first_stage_filled),
+    "zb_h2": ScheduleRow(
+        "ZB-H2",
+        _by_turns(2, 2),
+        needs=partial(_filled, less=1, why=", those that its first stage holds"),
+    ),
     # ZB-H1 over several chunks as torch 2.13 has it (``ScheduleInterleavedZeroBubble``)
     "interleaved_zero_bubble": ScheduleRow(
         "interleaved zero bubble", _by_turns(1, 1), chunks=None, with_one="zb_h1", needs=_rounds
@@ -306,7 +310,7 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
     # (PyTorch's tutorial on DDP, "Combining DDP with Model Parallelism")
     "sequential": ScheduleRow("one GPU after the other", _by_turns(0)),
     "dualpipe": ScheduleRow("DualPipe", _dualpipe, "bidirectional", 2, needs=_halves),
-    "dualpipe_v": ScheduleRow("DualPipeV", _dualpipe_v, "v", 2, needs=_two_each),
+    "dualpipe_v": ScheduleRow("DualPipeV", _dualpipe_v, "v", 2, needs=_filled),
 }
 
 
@@ -326,9 +330,7 @@ def make_schedule(
     Raises `InputError`: no such schedule, counts that it does not allow, or more than
         `MOST_PASSES` passes.
     """
-    if kind not in SCHEDULES:
-        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed_names(SCHEDULES, kind)))
-    row = SCHEDULES[kind]
+    row = look_up(SCHEDULES, kind, f"{SECTION}.schedule")
     number = (row.chunks or 2) if chunks is None else chunks
     _check_passes(stages, micro_batches, number)
     refuse_if(
@@ -338,38 +340,37 @@ def make_schedule(
         "with interleaved only",
     )
     counts = ((f"{SECTION}.stages", stages), (MICRO_BATCHES, micro_batches))
-    require(*(count_of(*each) for each in counts), _chunk_faults(kind, row, number))
+    of_counts = (count_faults(*each) for each in counts)
+    raise_faults(chain(*of_counts, _chunk_faults(kind, row, number)))
     passes = Passes(
         stages,
         micro_batches,
         number,
         micro_batch_group or (micro_batches // max(1, micro_batches // stages)),
     )
-    require((row.needs if micro_batch_group is None else _groups)(passes))
+    raise_faults((row.needs if micro_batch_group is None else _groups)(passes))
     actions = tuple(tuple(row.write(passes, stage)) for stage in range(stages))
     return PipelineSchedule(kind, stages, micro_batches, number, row.layout, actions)
 
 
-def _chunk_faults(kind: str, row: ScheduleRow, chunks: int) -> Iterator[Fault]:
+def _chunk_faults(kind: str, row: ScheduleRow, chunks: int) -> list[Fault]:
     """Fault of a number of chunks that a schedule does not have."""
     name = f"{SECTION}.chunks"
     if row.with_one:
-        yield from count_of(name, chunks, 2, f": with one, the schedule is {row.with_one}")
-    elif row.chunks is None or chunks < 1:
-        yield from count_of(name, chunks)
-    elif chunks != row.chunks:
-        yield Fault(name, repr(chunks), f"{row.chunks}, which {kind} has by definition")
+        return count_faults(name, chunks, 2, f": with one, the schedule is {row.with_one}")
+    if row.chunks is None or chunks < 1:
+        return count_faults(name, chunks)
+    allowed = f"{row.chunks}, which {kind} has by definition"
+    return failed((chunks != row.chunks, name, repr(chunks), allowed))
 
 
 def _check_passes(stages: int, micro_batches: int, chunks: int) -> None:
     """Refuse schedules whose simulation would take many minutes."""
     each = 2 * stages * chunks
-    if each * micro_batches > MOST_PASSES:
-        parts = f"{stages} stages of {chunks} chunk{'s' if chunks > 1 else ''}"
-        raise InputError(
-            Fault(
-                MICRO_BATCHES,
-                f"{micro_batches:,} micro-batches, {each * micro_batches:,} passes",
-                f"at most {MOST_PASSES:,} passes, {MOST_PASSES // each:,} micro-batches on {parts}",
-            )
-        )
+    refuse_if(
+        each * micro_batches > MOST_PASSES,
+        MICRO_BATCHES,
+        f"{micro_batches:,} micro-batches, {each * micro_batches:,} passes",
+        f"at most {MOST_PASSES:,} passes, {MOST_PASSES // max(1, each):,} micro-batches on "
+        f"{stages} stages of {chunks} chunk{'s' if chunks > 1 else ''}",
+    )

@@ -7,17 +7,12 @@ stands before the first block (embeddings) belongs to the first part, and what f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from perfmodel.errors import Fault, InputError, refuse_if
-from perfmodel.training.pipeline.pass_actions import (
-    SECTION,
-    PipelineSchedule,
-    count_of,
-    require,
-)
+from perfmodel.errors import Fault, raise_faults, refuse_if
+from perfmodel.training.pipeline.pass_actions import SECTION, PipelineSchedule, count_faults
 from perfmodel.workload.memory.activations import cast_weights
 from perfmodel.workload.memory.blocks import block_of, repeated_blocks
 from perfmodel.workload.memory.losses import WIDE_BYTES
@@ -52,11 +47,12 @@ def part_layers(
     Raises `InputError`: fewer blocks than parts, or a number that cannot be dealt out so.
     """
     blocks = repeated_blocks(workload)
-    if (len(blocks) + options.embedding_as_block + options.loss_as_block) < schedule.parts:
-        allowed = f"at most the {len(blocks)} blocks of {workload.name!r}"
-        parts_text = f"{schedule.stages} x {schedule.parts // schedule.stages} chunks"
-        field = "stages" if schedule.parts == schedule.stages else "chunks"
-        raise InputError(Fault(f"{SECTION}.{field}", parts_text, allowed))
+    refuse_if(
+        (len(blocks) + options.embedding_as_block + options.loss_as_block) < schedule.parts,
+        f"{SECTION}.{'stages' if schedule.parts == schedule.stages else 'chunks'}",
+        f"{schedule.stages} x {schedule.parts // schedule.stages} chunks",
+        f"at most the {len(blocks)} blocks of {workload.name!r}",
+    )
     counts = block_counts(len(blocks), schedule, options)
     begins = [*(block.start for block in blocks), blocks[-1].stop]
     ends = [begins[sum(counts[: part + 1])] for part in range(len(counts) - 1)]
@@ -71,7 +67,7 @@ def block_counts(
     Raises `InputError`: a number that cannot be dealt out so.
     """
     if options.blocks_per_part is not None:
-        require(_listed(blocks, schedule.parts, options.blocks_per_part))
+        _check_listed(blocks, schedule.parts, options.blocks_per_part)
         return options.blocks_per_part
     if schedule.stages == 1 and schedule.parts == 1:
         return (blocks,)
@@ -80,38 +76,33 @@ def block_counts(
     counted = [each for each in ("embedding_as_block", "loss_as_block") if getattr(options, each)]
     if fixed:
         allowed = "false beside blocks of first and last stage"
-        require(Fault(f"{SECTION}.{each}", "true", allowed) for each in counted)
+        raise_faults(Fault(f"{SECTION}.{each}", "true", allowed) for each in counted)
         return _named(blocks, schedule, fixed)
     total = blocks + len(counted)
-    if total % schedule.parts:
-        with_text = f" with {' and '.join(counted)}" if counted else ""
-        allowed = (
-            f"parts that divide {total}{with_text}, or first_stage_blocks, last_stage_blocks, "
-            "blocks_per_part"
-        )
-        raise InputError(
-            Fault(f"{SECTION}.stages", f"{schedule.parts} parts of the model", allowed)
-        )
+    with_text = f" with {' and '.join(counted)}" if counted else ""
+    refuse_if(
+        total % schedule.parts,
+        f"{SECTION}.stages",
+        f"{schedule.parts} parts of the model",
+        f"parts that divide {total}{with_text}, or first_stage_blocks, last_stage_blocks, "
+        "blocks_per_part",
+    )
     counts = [total // schedule.parts] * schedule.parts
     counts[0] -= options.embedding_as_block
     counts[-1] -= options.loss_as_block
     return tuple(counts)
 
 
-def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
-    if (
+def _check_listed(blocks: int, parts: int, listed: Sequence[int]) -> None:
+    refuse_if(
         len(listed) != parts
         or sum(listed) != blocks
-        or any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
-    ):
-        yield Fault(
-            f"{SECTION}.blocks_per_part",
-            str(list(listed)),
-            (
-                f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for "
-                "the first and the last at most"
-            ),
-        )
+        or any(n < (0 < part < parts - 1) for part, n in enumerate(listed)),
+        f"{SECTION}.blocks_per_part",
+        str(list(listed)),
+        f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for the first "
+        "and the last at most",
+    )
 
 
 def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tuple[int, ...]:
@@ -119,7 +110,11 @@ def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tu
     chunks = schedule.parts // schedule.stages
     names = {stage: "last" if stage else "first" for stage in fixed}
     fields = {stage: f"{SECTION}.{name}_stage_blocks" for stage, name in names.items()}
-    require(*(count_of(fields[stage], number, chunks) for stage, number in fixed.items()))
+    raise_faults(
+        chain.from_iterable(
+            count_faults(fields[stage], number, chunks) for stage, number in fixed.items()
+        )
+    )
     rest, others = blocks - sum(fixed.values()), schedule.stages - len(fixed)
     refuse_if(
         rest < others * chunks or (rest % others if others else rest),
@@ -129,10 +124,12 @@ def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tu
     )
     per_stage = dict.fromkeys(range(schedule.stages), rest // others if others else 0) | fixed
     for stage, number in per_stage.items():
-        if number % chunks:
-            allowed = f"a multiple of the {chunks} chunks of a stage"
-            name = fields.get(stage, f"{SECTION}.first_stage_blocks")
-            raise InputError(Fault(name, f"{number} in a stage", allowed))
+        refuse_if(
+            number % chunks,
+            fields.get(stage, f"{SECTION}.first_stage_blocks"),
+            f"{number} in a stage",
+            f"a multiple of the {chunks} chunks of a stage",
+        )
     return tuple(per_stage[schedule.place(part)[0]] // chunks for part in range(schedule.parts))
 
 
@@ -269,9 +266,12 @@ def _borrowed(workload: Workload, layers: Sequence[range]) -> list[frozenset[int
             for layer in (workload.layers[index] for index in mine)
             if _lacks_weight(workload, layer) and round(layer.weight_elements) in tables
         } - own
-        if tied and number != len(layers) - 1:
-            text = f"{workload.name!r}, whose part {number + 1} shares the embedding"
-            raise InputError(Fault("model", text, "one that shares it with the last part alone"))
+        refuse_if(
+            tied and number != len(layers) - 1,
+            "model",
+            f"{workload.name!r}, whose part {number + 1} shares the embedding",
+            "one that shares it with the last part alone",
+        )
         borrowed.append(frozenset(tied))
     return borrowed
 
