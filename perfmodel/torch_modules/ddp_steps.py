@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import refuse_if
 from perfmodel.torch_modules.capture import Capture, with_times
 from perfmodel.torch_modules.layer_timer import MeasuredLayers
 from perfmodel.torch_modules.wrapped_module import hooks, plain_name
@@ -119,9 +119,12 @@ class RecordedSteps:
         return float(statistics.median(getattr(step, name) for step in self.steady))
 
     def _require_steps(self) -> None:
-        text = f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count"
-        allowed = f"{FIRST_STEPS + 1} steps or more inside of record_steps"
-        refuse_if(not self.steady, "record_steps", text, allowed)
+        refuse_if(
+            not self.steady,
+            "record_steps",
+            f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count",
+            f"{FIRST_STEPS + 1} steps or more inside of record_steps",
+        )
 
     def __repr__(self) -> str:
         if not self.steady:
@@ -149,10 +152,14 @@ class RecordedSteps:
         names = {
             name for layer in captured.document["layers"] for name in layer.get("parameters", ())
         }
-        if odd := next((step for step in self.steady if names != set(step.ready_s)), None):
-            differing = sorted(names ^ set(odd.ready_s))[:3]
-            text = f"parameters that one of both has alone: {', '.join(differing)}"
-            raise InputError(Fault("captured", text, "a capture of the module inside of DDP"))
+        for step in self.steady:
+            differing = sorted(names ^ set(step.ready_s))[:3]
+            refuse_if(
+                differing,
+                "captured",
+                f"parameters that one of both has alone: {', '.join(differing)}",
+                "a capture of the module inside of DDP",
+            )
         backward_s = self._backward_by_layer(captured)
         weights = captured.measured.forward_s if captured.measured else backward_s
         whole = sum(weights) or 1.0
@@ -215,9 +222,12 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
     """
     import torch
 
-    is_wrapped = isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel)
-    allowed = "a module in torch.nn.parallel.DistributedDataParallel"
-    refuse_if(not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)
+    refuse_if(
+        not isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel),
+        "ddp_model",
+        type(ddp_model).__name__,
+        "a module in torch.nn.parallel.DistributedDataParallel",
+    )
     recorded = RecordedSteps()
     watch = _Watch(ddp_model, recorded)
     set_rate: Callable[[int], None] = ddp_model._set_ddp_runtime_logging_sample_rate

@@ -135,12 +135,18 @@ def _record(
 def _require_scalar(value: Any) -> None:
     import torch
 
-    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
-    shape = f"a value of shape {tuple(getattr(value, 'shape', ()))}"
-    allowed = "a function that returns a scalar tensor, from the output (and the target)"
-    refuse_if(not is_scalar, "loss", shape, allowed)
-    found = "a value that no gradient flows from"
-    refuse_if(not value.requires_grad, "loss", found, "a loss of trained parameters")
+    refuse_if(
+        not (isinstance(value, torch.Tensor) and value.numel() == 1),
+        "loss",
+        f"a value of shape {tuple(getattr(value, 'shape', ()))}",
+        "a function that returns a scalar tensor, from the output (and the target)",
+    )
+    refuse_if(
+        not value.requires_grad,
+        "loss",
+        "a value that no gradient flows from",
+        "a loss of trained parameters",
+    )
 
 
 @contextmanager

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
-from itertools import islice
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.workload.model import SAMPLE, Sample, sequence_of
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -44,15 +43,19 @@ def inner_module(model: Any, *, real: bool) -> Any:
     """
     import torch
 
-    built = "a torch.nn.Module, built: MyModel(), not MyModel"
-    refuse_if(not isinstance(model, torch.nn.Module), "model", type(model).__name__, built)
+    refuse_if(
+        not isinstance(model, torch.nn.Module),
+        "model",
+        type(model).__name__,
+        "a torch.nn.Module, built: MyModel(), not MyModel",
+    )
     parallel: Any = torch.nn.parallel
     replicas = parallel.DistributedDataParallel | parallel.DataParallel
     while isinstance(model, replicas) or hasattr(model, "_orig_mod"):
         text, reduces = f"a module wrapped in {type(model).__name__}", isinstance(model, replicas)
         refuse_if(real and reduces, "model", text, "the module before it is wrapped")
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    raise_faults(islice(_faults(model), 1))
+    _check_whole(model)
     return model
 
 
@@ -62,27 +65,33 @@ UNSHARDED = (
 )
 
 
-def _faults(model: Any) -> Iterator[Fault]:
-    """What of a module cannot be captured, the first of which counts."""
+def _check_whole(model: Any) -> None:
+    """Raise `InputError` at the first part of a module that cannot be captured."""
     import torch
 
     for name, part in model.named_modules():
         place = f" ({name})" if name else ""
-        if isinstance(part, torch.jit.ScriptModule):
-            yield Fault(
-                "model",
-                f"a module compiled by torch.jit{place}",
-                "the module before torch.jit.script or torch.jit.trace",
-            )
-        if type(part).__name__ == "FullyShardedDataParallel":
-            yield Fault("model", f"a module in FullyShardedDataParallel{place}", UNSHARDED)
+        refuse_if(
+            isinstance(part, torch.jit.ScriptModule),
+            "model",
+            f"a module compiled by torch.jit{place}",
+            "the module before torch.jit.script or torch.jit.trace",
+        )
+        wrapped = type(part).__name__ == "FullyShardedDataParallel"
+        refuse_if(wrapped, "model", f"a module in FullyShardedDataParallel{place}", UNSHARDED)
     for name, parameter in model.named_parameters():
-        if torch.nn.parameter.is_lazy(parameter):
-            text = f"a parameter without a shape yet ({name}, of a lazy module)"
-            yield Fault("model", text, "the module after one forward, which gives it its shape")
-        if hasattr(parameter, "device_mesh"):
-            text = f"a parameter that is sharded already ({name}, a DTensor)"
-            yield Fault("model", text, UNSHARDED)
+        refuse_if(
+            torch.nn.parameter.is_lazy(parameter),
+            "model",
+            f"a parameter without a shape yet ({name}, of a lazy module)",
+            "the module after one forward, which gives it its shape",
+        )
+        refuse_if(
+            hasattr(parameter, "device_mesh"),
+            "model",
+            f"a parameter that is sharded already ({name}, a DTensor)",
+            UNSHARDED,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +157,12 @@ def _own_loss(output: Any) -> Any:
     if loss is not None:
         return loss.sum()
     real = [each for each in _tensors(output) if each.is_floating_point() and each.requires_grad]
-    text = f"{type(output).__name__} without a tensor that has a gradient"
-    refuse_if(not real, "model", text, "an output that a loss can be made of; see loss=")
+    refuse_if(
+        not real,
+        "model",
+        f"{type(output).__name__} without a tensor that has a gradient",
+        "an output that a loss can be made of; see loss=",
+    )
     if len(real) == 1 and real[0].numel() == 1:
         return real[0].sum()
     return sum(each.float().sum() for each in real)

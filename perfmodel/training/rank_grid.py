@@ -20,7 +20,7 @@ from itertools import chain
 import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -64,11 +64,14 @@ class RankGrid:
 
     def __post_init__(self) -> None:
         holders = self.replicas * self._tensor_over_experts
-        if self.expert * self.expert_copies != holders:
-            tensor = f"tensor ({self.tensor}), " if self._tensor_over_experts > 1 else ""
-            factors = f"{tensor}data ({self.data}) and context ({self.context})"
-            allowed = f"a divisor of {holders}, the product of {factors}"
-            raise InputError(Fault("parallel.expert", str(self.expert), allowed))
+        tensor = f"tensor ({self.tensor}), " if self._tensor_over_experts > 1 else ""
+        refuse_if(
+            self.expert * self.expert_copies != holders,
+            "parallel.expert",
+            str(self.expert),
+            f"a divisor of {holders}, the product of {tensor}data ({self.data}) and context "
+            f"({self.context})",
+        )
 
     @property
     def _tensor_over_experts(self) -> int:

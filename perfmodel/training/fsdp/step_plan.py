@@ -80,10 +80,14 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
     """
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    faults = [*group_faults(request.ranks, options), *_expert_faults(request, options)]
-    way = "a node whose topology connects GPUs with CPUs"
-    no_way = failed((options.offload and request.host_link_Bps is None, "offload", "true", way))
-    raise_faults([*faults, *no_way])
+    no_way = options.offload and request.host_link_Bps is None
+    raise_faults(
+        [
+            *group_faults(request.ranks, options),
+            *_expert_faults(request, options),
+            *failed((no_way, "offload", "true", "a node whose topology connects GPUs with CPUs")),
+        ]
+    )
     step = _add_step(request, options, 0)
     if step.free_events:  # in the steady state, the queue begins as the step before left it
         step = _add_step(request, options, len(step.free_events))
@@ -336,18 +340,18 @@ def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
         yield Fault("reshard_after_forward", str(inner), allowed)
 
 
-def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Fault]:
+def _expert_faults(request: StepRequest, options: FsdpStrategy) -> list[Fault]:
     """What fully sharded training with shared experts does not go with."""
-    if request.expert_copies is None:
-        return
     rows = (
         ("version", 1 if options.version == 1 else None, "2", ": one mesh for each unit"),
         ("shard_gpus", options.shard_gpus, "nothing", ""),
         ("reshard_after_forward", options.regather_gpus, "true or false", ""),
     )
-    for name, found, allowed, why in rows:
-        if found is not None:
-            yield Fault(name, str(found), f"{allowed} with parallel.expert of 2 or more{why}")
+    return [
+        Fault(name, str(found), f"{allowed} with parallel.expert of 2 or more{why}")
+        for name, found, allowed, why in rows
+        if found is not None and request.expert_copies is not None
+    ]
 
 
 def _divisors(number: int) -> str:

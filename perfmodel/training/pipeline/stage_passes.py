@@ -334,10 +334,10 @@ def of_part(work: Compute | Collective, part: int, suffix: str = "") -> Compute 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:
     name = passes.parts[passes.part(chunk)].plan.name
-    allowed = (
+    return Fault(
+        "strategy.kind",
+        f"several micro-batches of {name}, each of which waits for the one before, in a pipeline",
         "a strategy whose micro-batches can run in another order: ddp, megatron, zero up to stage "
         "2, or fsdp that gathers and reduces once a step (reshard_after_forward, "
-        "reshard_after_backward: false; sync: last), as PyTorch runs it in pipelines"
+        "reshard_after_backward: false; sync: last), as PyTorch runs it in pipelines",
     )
-    text = f"several micro-batches of {name}, each of which waits for the one before, in a pipeline"
-    return Fault("strategy.kind", text, allowed)

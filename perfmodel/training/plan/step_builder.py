@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from perfmodel.arrays import RankGroup
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
+from perfmodel.errors import Fault, allowed_names, look_up, raise_faults, refuse_if
 from perfmodel.training.plan.builder import COMM, COMPUTE, HOST, TaskList
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -147,11 +147,8 @@ class StepBuilder:
         Raises `InputError`: a communicator that there is not.
         """
         communicator = next(iter(self._groups)) if group is None else group
-        if communicator not in self._groups:
-            raise InputError(
-                Fault("group", repr(communicator), allowed_names(self._groups, communicator))
-            )
-        members = {rank for each in self._groups[communicator] for rank in each}
+        groups = look_up(self._groups, communicator, "group")
+        members = {rank for each in groups for rank in each}
         classes = [name for name, ranks in self._classes.items() if not members.isdisjoint(ranks)]
         return self._communicate(
             op, nbytes, classes, after, name, communicator, stream, root, marks
@@ -173,12 +170,8 @@ class StepBuilder:
         Returns the number of the receivers' task, which ends when the message has arrived. Raises
         `InputError`: a class that there is not, or classes of unlike numbers of ranks.
         """
-        for field, rank_class in (("source", source), ("target", target)):
-            if rank_class not in self._classes:
-                raise InputError(
-                    Fault(field, repr(rank_class), allowed_names(self._classes, rank_class))
-                )
-        senders, receivers = self._classes[source], self._classes[target]
+        senders = look_up(self._classes, source, "source")
+        receivers = look_up(self._classes, target, "target")
         refuse_if(
             len(senders) != len(receivers),
             "target",
@@ -227,13 +220,12 @@ class StepBuilder:
     ) -> int:
         _check_marks(marks, TASK_MARKS | {"dtype", "times"})
         waits, label = _numbers(after), name or op.replace("_", "-")
-        key = f"{label} {len(self._list.tasks)}"
-        added: list[int] = []
+        first, key = len(self._list.tasks), f"{label} {len(self._list.tasks)}"
         for each in classes:
             own = waits
             if len(classes) > 1:  # the other classes of a collective wait for their own
                 own = tuple(at for at in waits if self._list.tasks[at].rank_class == each)
-            task = self._list.collective(
+            self._list.collective(
                 label,
                 op,
                 int(nbytes),
@@ -245,8 +237,7 @@ class StepBuilder:
                 root=root,
                 **marks,
             )
-            added.append(task)
-        return added[0]
+        return first
 
 
 TASK_MARKS = frozenset(each.name for each in fields(Task)) - {

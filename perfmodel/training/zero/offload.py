@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from perfmodel.errors import Fault, raise_faults
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
@@ -108,16 +108,24 @@ def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
 
 def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
     for name in ("offload_optimizer", "offload_param"):
-        offload = getattr(options, name)
-        if offload and request.host_link_Bps is None:
-            allowed = "a node whose topology connects GPUs with CPUs"
-            yield Fault(name, f"device: {offload.device}", allowed)
-        if offload and offload.nvme and request.drives is None:
-            allowed = (
-                "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
-                "of all drives of a host together"
+        if offload := getattr(options, name):
+            yield from failed(
+                (
+                    request.host_link_Bps is None,
+                    name,
+                    f"device: {offload.device}",
+                    "a node whose topology connects GPUs with CPUs",
+                ),
+                (
+                    offload.nvme and request.drives is None,
+                    name,
+                    "device: nvme",
+                    (
+                        "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: "
+                        "the rates of all drives of a host together"
+                    ),
+                ),
             )
-            yield Fault(name, "device: nvme", allowed)
 
 
 def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
