@@ -292,9 +292,12 @@ def chunk_loss(workload: Workload) -> Workload:
     what a compiler's does and leaves the gradient of the logits in their place.
     Raises `InputError`: no loss over a vocabulary.
     """
-    has_loss = any(layer.wide_bytes for layer in workload.layers)
-    found = f"fused with the head of {workload.name!r}, which has no loss over a vocabulary"
-    refuse_if(not has_loss, "fused_loss", found, "false")
+    refuse_if(
+        not any(layer.wide_bytes for layer in workload.layers),
+        "fused_loss",
+        f"fused with the head of {workload.name!r}, which has no loss over a vocabulary",
+        "false",
+    )
     layers = (_with_chunked_loss(layer) if layer.wide_bytes else layer for layer in workload.layers)
     return replace(workload, layers=tuple(layers))
 

@@ -199,9 +199,13 @@ def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     Transformer Engine and torch have rings and gathers of fused kernels alone, whose sums of rows
     join the blocks.
     """
-    shard, allowed = workload.shard, f"true with context_kind: {workload.shard.context_kind}"
-    splits = shard.context > 1 and shard.context_kind != "ulysses"
-    refuse_if(splits and not fused_attention, "fused_attention", "false", allowed)
+    shard = workload.shard
+    refuse_if(
+        shard.context > 1 and shard.context_kind != "ulysses" and not fused_attention,
+        "fused_attention",
+        "false",
+        f"true with context_kind: {shard.context_kind}",
+    )
 
 
 def step_s(times: LayerTimes) -> float:
@@ -234,41 +238,41 @@ def _check_arguments(
     matmul: float | None,
     memory: float | None,
 ) -> None:
-    allowed = (
-        "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
-        "or a file with times or matmul_flops per layer"
-    )
     supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
-    checks = [
-        (
-            not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
-            "model",
-            f"{workload.name!r}, whose file states no work per layer",
-            allowed,
-        ),
-        (
-            isinstance(batch, bool) or not isinstance(batch, int) or batch < 1,
-            "batch",
-            repr(batch),
-            "a whole number of samples above zero",
-        ),
-        (
-            precision not in supported,
-            "precision",
-            repr(precision),
-            f"{allowed_names(supported)}, which {gpu.name} has",
-        ),
-        *(
+    raise_faults(
+        failed(
             (
-                value is not None and not 0 < value <= 1,
-                field,
-                repr(value),
-                "a fraction above 0 and up to 1",
-            )
-            for field, value in ((("matmul_efficiency", matmul), ("memory_efficiency", memory)))
-        ),
-    ]
-    raise_faults(failed(*checks))
+                not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
+                "model",
+                f"{workload.name!r}, whose file states no work per layer",
+                (
+                    "a model of the zoo, a shape (model.transformer) or a configuration "
+                    "(model.config), or a file with times or matmul_flops per layer"
+                ),
+            ),
+            (
+                isinstance(batch, bool) or not isinstance(batch, int) or batch < 1,
+                "batch",
+                repr(batch),
+                "a whole number of samples above zero",
+            ),
+            (
+                precision not in supported,
+                "precision",
+                repr(precision),
+                f"{allowed_names(supported)}, which {gpu.name} has",
+            ),
+            *(
+                (
+                    value is not None and not 0 < value <= 1,
+                    field,
+                    repr(value),
+                    "a fraction above 0 and up to 1",
+                )
+                for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory))
+            ),
+        )
+    )
 
 
 def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:

@@ -75,16 +75,20 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     except ValueError as error:  # a constant, or thousands of digits
         problem = str(error).partition(";")[0]
         raise InputError(Fault("file", problem, "finite numbers in JSON", str(path))) from None
-    read = JsonFile(path, text, content if isinstance(content, dict) else {})
-    if not isinstance(content, dict):
-        kind = "a list" if isinstance(content, list) else "one value"
-        raise InputError(Fault("document", f"{kind} only", "a JSON object", str(path), 1))
+    refuse_if(
+        not isinstance(content, dict),
+        "document",
+        f"{'a list' if isinstance(content, list) else 'one value'} only",
+        "a JSON object",
+        str(path),
+        1,
+    )
     raise_faults(
         bound_faults(
             content, str(path), lambda _, field: line_of_field(text, [str(part) for part in field])
         )
     )
-    return read
+    return JsonFile(path, text, content)
 
 
 def _named_constant(word: str) -> dict[str, str]:
@@ -126,8 +130,13 @@ def read_arguments(path: Path) -> ArgumentText:
     text = read_text(path, LARGEST_SCRIPT)
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         values = _parse_text(text)
-        allowed = "arguments such as --num-layers 24, or YAML of them"
-        refuse_if(not values, "megatron", "no argument", allowed, str(path))
+        refuse_if(
+            not values,
+            "megatron",
+            "no argument",
+            "arguments such as --num-layers 24, or YAML of them",
+            str(path),
+        )
         return ArgumentText(values, str(path))
     document = plain(parse_yaml(text, str(path)))
     if isinstance(document, Mapping):

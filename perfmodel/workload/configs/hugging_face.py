@@ -235,10 +235,9 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
 
 def _with_other_way(fault: Fault, path: Path) -> Fault:
     """A value that is legal, but of a model that the zoo has none like, with what takes it."""
-    is_choice = fault.allowed in {"true", "false"} or fault.allowed.startswith("one of ")
-    if not is_choice:
-        return fault
-    return replace(fault, allowed=f"{fault.allowed}; `perfmodel capture {path}` takes others")
+    if fault.allowed in {"true", "false"} or fault.allowed.startswith("one of "):
+        return replace(fault, allowed=f"{fault.allowed}; `perfmodel capture {path}` takes others")
+    return fault
 
 
 def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> list[Fault]:

@@ -40,22 +40,25 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
     names = _linear_names(workload, float8)
     example = names[min(names)] if names else ""
     blocks, wide = _blocks(names), float8.start_in_bf16 + float8.end_in_bf16
-    checks = [
-        (
-            names and not any(part in name for name in names.values()),
-            f"fp8.filter_fqns.{position}",
-            repr(part),
-            f"part of a name, such as {example}",
+    raise_faults(
+        failed(
+            *(
+                (
+                    names and not any(part in name for name in names.values()),
+                    f"fp8.filter_fqns.{position}",
+                    repr(part),
+                    f"part of a name, such as {example}",
+                )
+                for position, part in enumerate(float8.filter_fqns or ())
+            ),
+            (
+                wide and wide >= len(blocks),
+                "fp8.num_layers_at_start_in_bf16",
+                f"{wide} at both ends",
+                f"fewer than {len(blocks)} blocks in bf16",
+            ),
         )
-        for position, part in enumerate(float8.filter_fqns or ())
-    ]
-    too_many = (
-        wide and wide >= len(blocks),
-        "fp8.num_layers_at_start_in_bf16",
-        f"{wide} at both ends",
-        f"fewer than {len(blocks)} blocks in bf16",
     )
-    raise_faults(failed(*checks, too_many))
     wide_blocks = float8.wide_blocks.union(_ends(blocks, float8))
     return frozenset(
         place
@@ -334,8 +337,12 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
 
     Raises `InputError`: a GPU without it.
     """
-    has = f"{allowed_names(gpu.peak_flops)}, which {gpu.name} has"
-    refuse_if("fp8" not in gpu.peak_flops, "precision", "'fp8'", has)
+    refuse_if(
+        "fp8" not in gpu.peak_flops,
+        "precision",
+        "'fp8'",
+        f"{allowed_names(gpu.peak_flops)}, which {gpu.name} has",
+    )
     raise_faults(recipe_faults(float8, gpu))
     table, row = _table(), _row(float8)
     row = {**row, **(row.get("compiled", {}) if compiled else {})}

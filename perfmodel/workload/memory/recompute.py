@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.workload.kernels.shapes import (
     Attention,
     Convolution,
@@ -207,10 +207,13 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
             f"1 to {blocks}, the blocks of {name!r}",
         ),
     )
-    text = f"recomputation of {name!r}, of which no activations are known"
-    allowed = "none, or a model that states what layers keep"
-    unknown = failed((not workload.states_activations, "recompute", text, allowed))
-    raise_faults(shape or _name_faults(workload, recompute) or unknown)
+    raise_faults(shape or _name_faults(workload, recompute))
+    refuse_if(
+        not workload.states_activations,
+        "recompute",
+        f"recomputation of {name!r}, of which no activations are known",
+        "none, or a model that states what layers keep",
+    )
 
 
 def _found(workload: Workload, module: str) -> bool:

@@ -72,8 +72,8 @@ def load_workload(
         for field, value in zoo_arguments.items()
         if value is not None
     ]
-    reason = "a model file does not state how its layers split"
-    raise_faults(faults + (shard_faults(shard) or whole_faults(shard, str(model), reason)))
+    whole = whole_faults(shard, str(model), "a model file does not state how its layers split")
+    raise_faults(faults + (shard_faults(shard) or whole))
     from perfmodel.workload.readers.parameter_file import read_model
 
     return read_model(stated)

@@ -72,7 +72,7 @@ def build(
     kind, field = KINDS[model.kind]
     sizes = {"image_size": image_size, "sequence_length": sequence_length}
     limit = f" up to {model.longest}, the model's table of positions" if model.longest else ""
-    checks = [
+    faults = failed(
         (
             dtype not in TRAINED_DTYPES,
             "dtype",
@@ -103,8 +103,7 @@ def build(
             )
             for own, value in sizes.items()
         ),
-    ]
-    faults = failed(*checks)
+    )
     if model.kind != "sequence":
         faults += shard_faults(shard) or whole_faults(shard, name, f"{kind} is not split")
     raise_faults(faults)
