@@ -49,8 +49,6 @@ class LayerCall:
         calls are exposed.
     dtype : str, optional
         Of the elements; None: that of the compute.
-    repeated : bool
-        Whether recomputation of the layer's whole block repeats it.
     joins_previous : bool
         Whether it begins with the exposed call before it; what follows waits for both.
     """
@@ -64,7 +62,6 @@ class LayerCall:
     times: int = 1
     overlap: float = 0.0
     dtype: str | None = None
-    repeated: bool = True
     joins_previous: bool = False
 
     @property
@@ -86,7 +83,7 @@ def column_calls(shard: Shard, elements: float, *, first: bool = True) -> Calls:
     `elements`: of its whole input, per sample.
     `first`: whether it is the first of the maps of this input.
     """
-    if shard.tensor == 1 or not (first or shard.library == "torch"):
+    if not (first or shard.library == "torch"):
         return ()
     hidden = ONE_OF_TWO_PRODUCTS if shard.hides != "none" else 0.0
     if not shard.sequence_parallel:
@@ -110,8 +107,6 @@ def row_calls(shard: Shard, elements: float) -> Calls:
 
     `elements`: of its whole result, per sample.
     """
-    if shard.tensor == 1:
-        return ()
     if not shard.sequence_parallel:
         return (tensor_call(shard, "all_reduce", elements, "forward"),)
     hidden = _chunked(shard)
@@ -135,8 +130,6 @@ def joined_calls(shard: Shard, elements: float) -> Calls:
 
     `elements`: of its whole result, per sample.
     """
-    if shard.tensor == 1:
-        return ()
     gather = tensor_call(shard, "all_gather", elements, "forward")
     if not shard.sequence_parallel:
         return (gather,)
@@ -149,8 +142,6 @@ def table_calls(shard: Shard, elements: float, *, whole_first: bool) -> Calls:
     `elements`: of its whole result, per sample.
     `whole_first`: whether something else is added to the whole result before tokens are split.
     """
-    if shard.tensor == 1:
-        return ()
     if not shard.sequence_parallel:
         return (tensor_call(shard, "all_reduce", elements, "forward"),)
     op: CallOp = "all_reduce" if whole_first else "reduce_scatter"
@@ -165,8 +156,6 @@ def loss_calls(shard: Shard, tokens: float, vocabulary: int) -> Calls:
 
     Or one gather of all logits, whose gradient each rank has.
     """
-    if shard.tensor == 1:
-        return ()
     if not shard.parallel_loss:
         return (tensor_call(shard, "all_gather", tokens * vocabulary, "forward"),)
     return (tensor_call(shard, "all_reduce", tokens, "forward", times=3, dtype="fp32"),)
@@ -180,7 +169,7 @@ def norm_calls(shard: Shard, tensors: Sequence[float], *, heads: bool = False) -
     `tensors`: their elements.
     `heads`: whether each rank saw its own heads instead.
     """
-    if not (shard.sequence_parallel or (heads and shard.tensor > 1)):
+    if not (shard.sequence_parallel or heads):
         return ()
     sizes: Iterable[float] = tensors if shard.library == "torch" else (sum(tensors),)
     return tuple(tensor_call(shard, "all_reduce", size, "step") for size in sizes if size)
@@ -214,8 +203,6 @@ def attention_calls(shard: Shard, queries: float, pairs: float) -> Calls:
     `queries`: elements of a rank's queries, of its own tokens and heads, per sample.
     `pairs`: elements of its keys, as many as of its values.
     """
-    if shard.context == 1:
-        return ()
     if shard.context_kind == "ulysses":
         inputs = (queries, pairs, pairs)
         return (

@@ -20,11 +20,11 @@ from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 from tests.theory import sent_share
 
 TOKENS, WIDTH, HEADS = 256, 128, 16
-GPT = GptShape(2, WIDTH, HEADS, TOKENS, 512)
+GPT = gpt_shape(2, WIDTH, HEADS, TOKENS, 512)
 LLAMA = DecoderShape(2, WIDTH, HEADS, 8, 192, 512, TOKENS, fused_norms=True)
 KV_WIDTH = WIDTH // HEADS * LLAMA.kv_heads
 

@@ -147,7 +147,7 @@ def repeated_calls(workload: Workload, recompute: Recompute) -> RepeatedCalls:
 def _forward(workload: Workload, layers: Iterable[int]) -> Iterator[tuple[int, LayerCall]]:
     for layer in layers:
         for call in workload.layers[layer].calls:
-            if call.phase == "forward" and call.repeated:
+            if call.phase == "forward":
                 yield layer, call
 
 

@@ -336,7 +336,7 @@ def _build(
         shape = with_table(shape, sequence_length)
     sizes |= {"sequence_length": sequence_length, "shard": shard}
     if arguments.num_experts is None and _is_gpt(arguments):
-        sizes["shape"] = text_decoder.GptShape(
+        sizes["shape"] = text_decoder.gpt_shape(
             shape.layers,
             shape.width,
             shape.heads,

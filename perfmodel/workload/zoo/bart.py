@@ -14,7 +14,7 @@ from perfmodel.workload.zoo.layers import (
     Module,
     Parameter,
     assemble,
-    with_work,
+    more_work,
 )
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape, stack_blocks
 from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabulary_head
@@ -85,16 +85,14 @@ def _stack(
         (f"{root}.embed_positions.weight", (sizes[1], h)),
     )
     first = token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2)
-    scaled = first.layer.vector_bytes + ELEMENT_BYTES * ACTIVATION_PASSES * elements
-    first = with_work(first, vector_bytes=scaled, kernels=first.layer.kernels + 1)
+    first = more_work(first, vector_bytes=ELEMENT_BYTES * ACTIVATION_PASSES * elements, kernels=1)
     first = replace(first, parameters=tables[1:], ready=(tables[1][0],))
     norm = last_norm(f"{root}.layernorm_embedding", s, h)
-    dropped = ELEMENT_BYTES * block.dropout * DROPOUT_PASSES * elements
-    norm = with_work(
+    norm = more_work(
         norm,
-        vector_bytes=norm.layer.vector_bytes + dropped,
-        saved_bytes=norm.layer.saved_bytes + MASK_BYTES * block.dropout * elements,
-        kernels=1 + block.dropout,
+        vector_bytes=ELEMENT_BYTES * block.dropout * DROPOUT_PASSES * elements,
+        saved_bytes=MASK_BYTES * block.dropout * elements,
+        kernels=block.dropout,
     )
     blocks, ordered = stack_blocks(f"{root}.layers", layers, block, s, source=source)
     return [first, norm, *blocks], [*tables[1:], *ordered, *norm.parameters]

@@ -10,10 +10,7 @@ from itertools import chain
 from typing import Literal
 
 from perfmodel.errors import raise_faults
-from perfmodel.workload.layer_calls import (
-    LayerCall,
-    norm_calls,
-)
+from perfmodel.workload.layer_calls import norm_calls, tensor_call
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import (
     WHOLE,
@@ -142,7 +139,9 @@ def bert(
             fused_elements=ACTIVATION_PASSES * h,
             saved_elements=float(shard.stream_tokens(s) * h + h),
             kernels=2,
-            calls=_pooling_calls(shard, s * h),
+            # all ranks gather the tokens of all, and pool the first; gradients are split
+            calls=(tensor_call(shard, "all_gather", s * h, "forward", "before"),)
+            * shard.sequence_parallel,
         )
         parts.append(pooler)
     if head != "pooler":
@@ -183,13 +182,6 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
     if family.head_first:
         return [*parameters[start:], parameters[0], *parameters[1:start]]
     return parameters
-
-
-def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
-    """Gather the tokens of all ranks, each of which pools the first; gradients are split."""
-    if not shard.sequence_parallel:
-        return ()
-    return (LayerCall("tensor", "all_gather", elements, shard.tensor, "forward", "before"),)
 
 
 def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:

@@ -32,8 +32,8 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     Module,
     linear,
+    more_work,
     renamed,
-    with_work,
 )
 from perfmodel.workload.zoo.published import read_table
 
@@ -357,8 +357,8 @@ def _mixed(
     joined = Image(channels + averaged.channels, out.height, out.width)
     # the last part keeps what all are joined to, a copy that the next layers read, and which alone
     # reads a pooled input
-    kept = parts[-1].layer.saved_elements + joined.elements - (0 if pooled else averaged.elements)
-    parts[-1] = with_work(parts[-1], saved_elements=float(kept))
+    more = float(joined.elements - (0 if pooled else averaged.elements))
+    parts[-1] = more_work(parts[-1], saved_elements=more)
     return joined
 
 

@@ -22,6 +22,7 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     join_maps,
     linear,
+    more_work,
     names,
     names_reversed,
     norm_parameters,
@@ -130,9 +131,8 @@ def convolved(s: int, width: int, kernel: int, *, dropout: bool) -> list[Module]
         padding=kernel // 2,
         input_elements=0,
     )
-    layer, kept = part.layer, float(MASK_BYTES * dropout * s * width)
-    work = {"vector_bytes": layer.vector_bytes + ELEMENT_BYTES * moved, "saved_bytes": kept}
+    part = with_work(part, saved_bytes=float(MASK_BYTES * dropout * s * width))
     return [
-        with_work(part, **work, kernels=layer.kernels + 3 + dropout),
+        more_work(part, vector_bytes=ELEMENT_BYTES * moved, kernels=3 + dropout),
         last_norm("encoder.conv.LayerNorm", s, width),
     ]

@@ -36,6 +36,7 @@ from perfmodel.workload.zoo.layers import (
     NORM_PASSES,
     Module,
     linear,
+    more_work,
     names,
     names_reversed,
     norm_parameters,
@@ -160,13 +161,13 @@ def _unit(
         relu=activation,
         residual=residual,
     )
-    layer, falls = part.layer, drops and residual
+    falls = drops and residual
     copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * falls
-    return with_work(
+    return more_work(
         part,
-        vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
-        saved_elements=layer.saved_elements + out.elements,
-        kernels=layer.kernels + activation + 3 * falls,
+        vector_bytes=ELEMENT_BYTES * copied * out.elements,
+        saved_elements=out.elements,
+        kernels=activation + 3 * falls,
     ), out
 
 
@@ -211,17 +212,12 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     pool, pooled = adaptive_pooling(f"{name}.avgpool", image, 1)
     first, inner = convolution(f"{name}.fc1", pooled, squeezed, 1)
     second, _ = convolution(f"{name}.fc2", inner, image.channels, 1)
-    layer, moved = second.layer, ELEMENT_BYTES * 2.0 * image.elements
+    moved = ELEMENT_BYTES * 2.0 * image.elements
+    second = with_work(second, saved_elements=float(image.elements + pooled.elements))
     return [
         with_work(pool, saved_elements=float(pooled.elements)),
         with_work(first, saved_elements=2.0 * inner.elements),
-        with_work(
-            second,
-            vector_bytes=layer.vector_bytes + moved,
-            kernels=layer.kernels + 1,
-            fused_bytes=(layer.fused_bytes or 0.0) + moved,
-            saved_elements=float(image.elements + pooled.elements),
-        ),
+        more_work(second, vector_bytes=moved, fused_bytes=moved, kernels=1),
     ]
 
 

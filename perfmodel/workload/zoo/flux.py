@@ -27,8 +27,8 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     in_order,
     linear,
+    more_work,
     weight_and_bias,
-    with_work,
 )
 from perfmodel.workload.zoo.transformer import attention
 
@@ -260,17 +260,16 @@ def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: b
         else linear(name, tokens, h, h, copied_elements=float(elements))
     )
     gain = weight_and_bias(norm, shape.head_size, bias=False) if norm else ()
-    layer, normed = part.layer, float(bool(norm) * elements)
+    normed = float(bool(norm) * elements)
     vector = 2 * ADD_PASSES * elements + (ROTARY_PASSES + NORM_PASSES) * normed
-    part = with_work(
+    part = more_work(
         part,
-        vector_bytes=layer.vector_bytes + WIDE_BYTES * vector,
-        norm_bytes=layer.norm_bytes + WIDE_BYTES * NORM_PASSES * normed,
-        fused_bytes=(layer.fused_bytes or 0.0)
-        + WIDE_BYTES * (ACTIVATION_PASSES * elements + FUSED_NORM_PASSES * normed),
-        stream_elements=layer.stream_elements + normed,
-        saved_bytes=layer.saved_bytes + WIDE_BYTES * bool(norm) * tokens * shape.heads,
-        kernels=layer.kernels + 2 + 6 * bool(norm),
+        vector_bytes=WIDE_BYTES * vector,
+        norm_bytes=WIDE_BYTES * NORM_PASSES * normed,
+        fused_bytes=WIDE_BYTES * (ACTIVATION_PASSES * elements + FUSED_NORM_PASSES * normed),
+        stream_elements=normed,
+        saved_bytes=WIDE_BYTES * bool(norm) * tokens * shape.heads,
+        kernels=2 + 6 * bool(norm),
     )
     return replace(part, parameters=part.parameters + gain)
 

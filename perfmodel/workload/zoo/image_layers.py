@@ -16,6 +16,7 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     assemble,
     linear,
+    more_work,
     names,
     norm_parameters,
     weight_and_bias,
@@ -195,10 +196,7 @@ def image_model(
     """
     return assemble(
         name,
-        [
-            with_work(parts[0], saved_elements=parts[0].layer.saved_elements + 3.0 * image_size**2),
-            *parts[1:],
-        ],
+        [more_work(parts[0], saved_elements=3.0 * image_size**2), *parts[1:]],
         dtype=dtype,
         sample=Sample("image", is_image=True),
         source=source,

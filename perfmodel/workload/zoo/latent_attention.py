@@ -8,9 +8,9 @@ from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
     norm_calls,
+    tensor_call,
 )
 from perfmodel.workload.model import Kept
-from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     ROTARY_PASSES,
@@ -88,7 +88,12 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
             shared=True,
             vector=float(ROTARY_PASSES * s * rotary),
             fused=float(ACTIVATION_PASSES * s * rotary),
-            calls=_rotary_key_calls(shard, s * rotary),
+            # the one rotary key of all heads is gathered from the ranks that have its tokens
+            calls=(
+                tensor_call(shard, "all_gather", s * rotary, "forward"),
+                tensor_call(shard, "reduce_scatter", s * rotary, "backward", "before"),
+            )
+            * shard.sequence_parallel,
         ),
         normed_map(
             place,
@@ -210,14 +215,4 @@ def normed_map(
         fused_kept=Kept(float(elements + results), float(elements - results)),
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
         calls=calls,
-    )
-
-
-def _rotary_key_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
-    """The one rotary key of all heads is gathered from the ranks that have its tokens."""
-    if shard.sequence_ranks == 1:
-        return ()
-    return (
-        LayerCall("tensor", "all_gather", float(elements), shard.tensor, "forward", "after"),
-        LayerCall("tensor", "reduce_scatter", float(elements), shard.tensor, "backward", "before"),
     )

@@ -142,6 +142,12 @@ def with_work(part: Module, **changes: Any) -> Module:
     return replace(part, layer=replace(part.layer, **changes))
 
 
+def more_work(part: Module, **more: float) -> Module:
+    """Return a part whose layer has more of some fields."""
+    sums = {field: (getattr(part.layer, field) or 0) + each for field, each in more.items()}
+    return with_work(part, **sums)
+
+
 def renamed(part: Module, rename: Callable[[str], str]) -> Module:
     """Return a part whose layer and parameters have other names."""
     return replace(
@@ -292,7 +298,11 @@ def assemble(
             for parameter, shape in order
         ),
         layers=tuple(
-            replace(part.layer, tensors=tuple(index[parameter] for parameter in part.ready))
+            replace(
+                part.layer,
+                tensors=tuple(index[parameter] for parameter in part.ready),
+                calls=tuple(call for call in part.layer.calls if call.ranks > 1),
+            )
             for part in parts
         ),
         sample=sample,

@@ -40,11 +40,11 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     in_order,
     linear,
+    more_work,
     names,
     numels,
     renamed,
     weight_and_bias,
-    with_work,
 )
 from perfmodel.workload.zoo.mixers import NOTE, check_mixers, mixers_of, token_part
 from perfmodel.workload.zoo.transformer import token_tables
@@ -98,8 +98,7 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     if not (shape.scaled_embedding or shape.scaled_branches):
         return part
     moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * h)
-    layer = part.layer
-    return with_work(part, vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1)
+    return more_work(part, vector_bytes=moved, kernels=1)
 
 
 def head_and_loss(
@@ -246,11 +245,8 @@ def block_scaled(place: BlockPlace, parts: Sequence[Module]) -> list[Module]:
     if not place.shape.value_norms:
         return [*parts]
     elements = place.shard.stream_tokens(place.tokens) * place.shape.width
-    moved, layer = float(ELEMENT_BYTES * ACTIVATION_PASSES * elements), parts[-1].layer
-    return [
-        *parts[:-1],
-        with_work(parts[-1], vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1),
-    ]
+    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * elements)
+    return [*parts[:-1], more_work(parts[-1], vector_bytes=moved, kernels=1)]
 
 
 SIDE_PASSES = 2 * ACTIVATION_PASSES + ADD_PASSES

@@ -29,11 +29,11 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     join_maps,
     linear,
+    more_work,
     names,
     names_reversed,
     numels,
     weight_and_bias,
-    with_work,
 )
 
 WIDE_STREAM_PASSES = 2.5
@@ -109,12 +109,9 @@ def mixer_part(place: BlockPlace, mixer: MixerShape) -> list[Module]:
         place, f"{called.path}.{called.out}", values, h, after=family.after_attention, added=True
     )
     wide = WIDE_STREAM_PASSES * shape.wide_stream * shard.stream_tokens(place.tokens) * h
-    moved = {
-        field: getattr(out.layer, field) + ELEMENT_BYTES * wide
-        for field in ("vector_bytes", "wide_bytes")
-    }
-    scanned = _selected if mixer.rank else _scanned
-    return [*maps, *scanned(place, mixer, scan), with_work(out, **moved)]
+    moved, scanned = ELEMENT_BYTES * wide, _selected if mixer.rank else _scanned
+    added = more_work(out, vector_bytes=moved, wide_bytes=moved)
+    return [*maps, *scanned(place, mixer, scan), added]
 
 
 def _selected(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:

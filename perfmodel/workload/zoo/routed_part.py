@@ -343,8 +343,8 @@ def _dispatch_calls(part: RoutedPlace) -> Calls:
         *_counts(part),
         *_travel(part, "forward", "before", settings.dispatch_dtype),
         *_weights(part, "forward", "before"),
-        *_tensor(part, "all_gather", part.sent_rows * width, "forward", "before"),
-        *_tensor(part, "reduce_scatter", part.sent_rows * width, "backward", "after"),
+        _tensor(part, "all_gather", part.sent_rows * width, "forward", "before"),
+        _tensor(part, "reduce_scatter", part.sent_rows * width, "backward", "after"),
         *_travel(part, "backward", "after"),
         *_weights(part, "backward", "after"),
     )
@@ -359,10 +359,10 @@ def _combine_calls(part: RoutedPlace) -> Calls:
             _gathered(part, "all_gather", "backward", "before"),
         )
     return (
-        *_tensor(part, "reduce_scatter", rows, "forward", "after"),
+        _tensor(part, "reduce_scatter", rows, "forward", "after"),
         *_travel(part, "forward", "after"),
         *_travel(part, "backward", "before", settings.dispatch_dtype),
-        *_tensor(part, "all_gather", rows, "backward", "before"),
+        _tensor(part, "all_gather", rows, "backward", "before"),
     )
 
 
@@ -375,7 +375,8 @@ def _travel(part: RoutedPlace, phase: CallPhase, place: Place, dtype: str | None
     """
     settings, routed, ranks = part.settings, part.routed, part.block.shard.expert
     if settings.dispatcher == "all_to_all":
-        return _all_to_all(part, part.sent_rows * part.block.shape.width, phase, place, dtype)
+        rows = part.sent_rows * part.block.shape.width
+        return (_call("expert", "all_to_all", _scaled(rows, dtype), ranks, phase, place, dtype),)
     busiest = part.tokens * settings.busiest(routed, ranks) * part.block.shape.width
 
     def copies(group: CallGroup, domains: int, own: int) -> LayerCall:
@@ -388,18 +389,9 @@ def _travel(part: RoutedPlace, phase: CallPhase, place: Place, dtype: str | None
     own = settings.ranks_per_node or ranks
     nodes = ranks // own
     if nodes == 1:
-        return (copies("expert", ranks, ranks),) if ranks > 1 else ()
-    rail = copies("expert_rail", nodes, nodes)
+        return (copies("expert", ranks, ranks),)
     node = copies("expert_node", ranks, own)
-    return (rail, replace(node, joins_previous=True)) if own > 1 else (rail,)
-
-
-def _all_to_all(
-    part: RoutedPlace, elements: float, phase: CallPhase, place: Place, dtype: str | None = None
-) -> Calls:
-    ranks = part.block.shard.expert
-    call = _call("expert", "all_to_all", _scaled(elements, dtype), ranks, phase, place, dtype)
-    return (call,) if ranks > 1 else ()
+    return copies("expert_rail", nodes, nodes), replace(node, joins_previous=True)
 
 
 def _scaled(elements: float, dtype: str | None) -> float:
@@ -410,7 +402,7 @@ def _scaled(elements: float, dtype: str | None) -> float:
 def _counts(part: RoutedPlace) -> Calls:
     """How many rows each rank sends to each expert, which all have to know first."""
     ranks, experts = part.block.shard.expert, part.routed.experts
-    if ranks == 1 or part.settings.dispatcher == "deduplicated":
+    if part.settings.dispatcher == "deduplicated":
         return ()
     if part.block.shard.library == "torch":
         return (_call("expert", "all_to_all", experts, ranks, "forward", "before", "int64"),)
@@ -421,13 +413,16 @@ def _weights(part: RoutedPlace, phase: CallPhase, place: Place) -> Calls:
     """Weights of rows, in fp32, which Megatron sends along, and their gradients back."""
     if part.block.shard.library == "torch" or part.settings.dispatcher == "deduplicated":
         return ()
-    return _all_to_all(part, part.sent_rows, phase, place, "fp32")
+    ranks = part.block.shard.expert
+    return (_call("expert", "all_to_all", part.sent_rows, ranks, phase, place, "fp32"),)
 
 
-def _tensor(part: RoutedPlace, op: CallOp, rows: float, phase: CallPhase, place: Place) -> Calls:
+def _tensor(
+    part: RoutedPlace, op: CallOp, rows: float, phase: CallPhase, place: Place
+) -> LayerCall:
     """Ranks that share each expert have the rows of all of them."""
     ranks = part.settings.tensor
-    return (_call("tensor", op, ranks * rows, ranks, phase, place),) if ranks > 1 else ()
+    return _call("tensor", op, ranks * rows, ranks, phase, place)
 
 
 def _gathered(part: RoutedPlace, op: CallOp, phase: CallPhase, place: Place) -> LayerCall:

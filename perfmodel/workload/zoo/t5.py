@@ -8,11 +8,10 @@ from itertools import chain
 
 from perfmodel.workload.layer_calls import (
     column_calls,
-    loss_calls,
     norm_calls,
     row_calls,
 )
-from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer, Workload, sequence_of
+from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
@@ -20,11 +19,9 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
-    FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,
-    LOSS_PASSES,
     MASK_BYTES,
     WIDE_BYTES,
     Module,
@@ -32,13 +29,14 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     join_maps,
     linear,
+    more_work,
     names,
     numels,
     weight_and_bias,
     with_work,
 )
 from perfmodel.workload.zoo.published import published_sizes
-from perfmodel.workload.zoo.transformer import attention, token_tables
+from perfmodel.workload.zoo.transformer import attention, token_tables, vocabulary_head
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 """Tokens, distances that have a bias of their own, and tokens of a sample in pre-training."""
@@ -200,27 +198,23 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
 
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
-    h, vocabulary = shape.width, shard.padded(shape.vocabulary)
-    own_vocabulary = vocabulary // shard.tensor
-    logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
-    scaled = (not shape.own_head) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
-    return linear(
-        "lm_head",
-        targets,
-        h,
-        own_vocabulary,
-        parameters=weight_and_bias("lm_head", own_vocabulary, h, bias=False)
-        if shape.own_head
-        else (),
-        vector_elements=float(LOSS_PASSES * logits + scaled),
-        wide_elements=float(LOSS_PASSES * logits),
-        fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
-        saved_elements=float(shard.kept_tokens(targets) * h),
-        stream_elements=float(logits),
-        saved_bytes=float(INDEX_BYTES * targets),
-        kernels=4 + (not shape.own_head),
-        calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
-        fused_kept=Kept(float(shard.kept_tokens(targets) * h + logits)),
+    tied, rows = not shape.own_head, shard.stream_tokens(targets)
+    scaled_bytes = ELEMENT_BYTES * tied * ACTIVATION_PASSES * rows * shape.width
+    return more_work(
+        vocabulary_head(
+            "lm_head",
+            targets,
+            shape.width,
+            shape.vocabulary,
+            norm=(),
+            tied=tied,
+            wide_loss=False,
+            shard=shard,
+        ),
+        vector_bytes=scaled_bytes,
+        fused_bytes=scaled_bytes,
+        saved_bytes=INDEX_BYTES * targets,
+        kernels=tied,
     )
 
 

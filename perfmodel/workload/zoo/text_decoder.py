@@ -6,7 +6,7 @@ between ends. The head of GPT shares the token embedding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -197,28 +197,41 @@ def _transform(ends: DecoderEnds, s: int, block: StackShape, shard: Shard) -> li
 GPT_VOCABULARY = 50257
 
 
-@dataclass(frozen=True, slots=True)
-class GptShape:
-    """Layers, width, heads, longest sequence and vocabulary.
+def gpt_shape(
+    layers: int,
+    width: int,
+    heads: int,
+    positions: int,
+    vocabulary: int = GPT_VOCABULARY,
+    *,
+    mlp_width: int | None = None,
+    activation: ActivationFunction = ONE_KERNEL,
+    untied: bool = False,
+) -> TextDecoderShape:
+    """Sizes of a model alike GPT-2.
 
+    `positions`: of the longest sequence.
     `mlp_width`: of the feed-forward part, where it is not four times the width.
     `activation`: its function.
     `untied`: whether the head has a weight of its own.
     """
-
-    layers: int
-    width: int
-    heads: int
-    positions: int
-    vocabulary: int = GPT_VOCABULARY
-    mlp_width: int | None = None
-    activation: ActivationFunction = ONE_KERNEL
-    untied: bool = False
-
-    @property
-    def wide(self) -> int:
-        """Width of the feed-forward part."""
-        return self.mlp_width or 4 * self.width
+    return TextDecoderShape(
+        layers,
+        vocabulary,
+        StackShape(
+            width,
+            heads,
+            mlp_width or 4 * width,
+            BLOCK_NAMES["gpt"],
+            causal=True,
+            activation=activation,
+            wide_scores=False,
+            held=0.0,
+        ),
+        "gpt",
+        tied=not untied,
+        positions=positions,
+    )
 
 
 GPT2 = "Hugging Face GPT2LMHeadModel; Radford et al. 2019, table 2"
@@ -231,7 +244,7 @@ SOURCES = {
 GPT_ACTIVATIONS = {"gpt2": ACTIVATIONS["gelu_new"], "gpt3": ONE_KERNEL, "megatron": ONE_KERNEL}
 """By family: Hugging Face writes GPT-2's GELU as eight operations; Megatron has one kernel."""
 GPT_SHAPES = {
-    name: GptShape(**fields, activation=activation)
+    name: gpt_shape(**fields, activation=activation)
     for family, activation in GPT_ACTIVATIONS.items()
     for name, fields in published_sizes("text")[family].items()
 }
@@ -242,7 +255,7 @@ def gpt(
     *,
     dtype: str,
     sequence_length: int,
-    shape: GptShape | None = None,
+    shape: TextDecoderShape | None = None,
     dropout: bool = True,
     embedding_dropout: bool | None = None,
     score_dropout: bool | None = None,
@@ -255,29 +268,15 @@ def gpt(
     `shard`: which part of it a rank holds.
     """
     shape = shape or GPT_SHAPES[name]
-    decoder = TextDecoderShape(
-        shape.layers,
-        shape.vocabulary,
-        StackShape(
-            shape.width,
-            shape.heads,
-            shape.wide,
-            BLOCK_NAMES["gpt"],
-            causal=True,
-            activation=shape.activation,
-            dropout=dropout,
-            score_dropout=dropout if score_dropout is None else score_dropout,
-            wide_scores=False,
-            held=0.0,
-        ),
-        "gpt",
-        tied=not shape.untied,
-        positions=shape.positions,
+    drops_scores = dropout if score_dropout is None else score_dropout
+    shape = replace(
+        shape,
+        block=replace(shape.block, dropout=dropout, score_dropout=drops_scores),
         embedding_dropout=dropout if embedding_dropout is None else embedding_dropout,
     )
     source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), GPT2)
     sizes: dict[str, Any] = {"dtype": dtype, "sequence_length": sequence_length, "shard": shard}
-    return text_decoder(name, shape=decoder, source=source, **sizes)
+    return text_decoder(name, shape=shape, source=source, **sizes)
 
 
 MODELS = {

@@ -23,6 +23,7 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     assemble,
     linear,
+    more_work,
     names,
     names_reversed,
     norm_parameters,
@@ -247,13 +248,12 @@ def _positions(name: str, s: int, block: StackShape, kernel: int, groups: int) -
         (f"{name}.parametrizations.weight.original1", (h, h // groups, kernel)),
     )
     moved = (ADD_PASSES + drops * DROPOUT_PASSES) * s * h
+    part = more_work(part, vector_bytes=ELEMENT_BYTES * moved, kernels=2 + drops)
     return replace(
         with_work(
             part,
-            vector_bytes=part.layer.vector_bytes + ELEMENT_BYTES * moved,
             saved_elements=float(s * h + out.elements),
             saved_bytes=float(MASK_BYTES * drops * s * h),
-            kernels=part.layer.kernels + 2 + drops,
         ),
         parameters=own,
         ready=names((own[0], own[2], own[1])),

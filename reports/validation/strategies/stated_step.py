@@ -34,7 +34,7 @@ from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, SHAPES, DecoderS
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 from reports.validation.strategies.amoebanet import amoebanet
 from reports.validation.strategies.unfused_loss import keep_loss_apart
 
@@ -313,7 +313,7 @@ def _built(
             shard=shard,
         )
     if family == "gpt":
-        shape = GptShape(layers, width, heads, tokens, vocabulary)
+        shape = gpt_shape(layers, width, heads, tokens, vocabulary)
         return gpt(
             name,
             dtype=dtype,

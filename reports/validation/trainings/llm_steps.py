@@ -28,7 +28,7 @@ from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 from reports.validation.trainings.model import Case, Dataset, TrainingRun
 from reports.validation.trainings.series import ONE_GPU
 
@@ -125,7 +125,7 @@ def _unfused_workload(cells: Mapping[str, str]) -> Workload:
             cells["model"],
             dtype=cells["dtype"],
             sequence_length=tokens,
-            shape=GptShape(layers, width, heads, tokens, vocabulary),
+            shape=gpt_shape(layers, width, heads, tokens, vocabulary),
             dropout=cells["dropout"] == "1",
         )
     shape = DecoderShape(layers, width, heads, kv, mlp, vocabulary, tokens)

@@ -33,10 +33,10 @@ from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import LayerTimes
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 
 RANKS, RATE_BPS = 4, 1e9
-SHAPE = GptShape(3, 64, 8, 64, 512)
+SHAPE = gpt_shape(3, 64, 8, 64, 512)
 SEQUENCE = Shard(tensor=RANKS, sequence_parallel=True)
 FORWARD_S, MATRIX_S = 1e-4, 4e-5
 RING = {"all_reduce": 2 * (RANKS - 1) / RANKS, "send_recv": 1.0}

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 from tests.training.recorded import context_cases
 from tests.training.recorded.run_cases import DTYPES, run_cases
 
@@ -20,7 +20,7 @@ RING_OP = {"send_recv": "all_to_all"}
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_attention_calls_what_rings_of_torch_call(ranks: int, tmp_path: Path) -> None:
     width = context_cases.HEADS * context_cases.HEAD
-    shape = GptShape(1, width, context_cases.HEADS, context_cases.TOKENS, 64)
+    shape = gpt_shape(1, width, context_cases.HEADS, context_cases.TOKENS, 64)
     recorded = run_cases("tests.training.recorded.context_cases", ranks, tmp_path)
     for name, kind in (("ring", "ring"), ("all_gather", "all_gather")):
         shard = Shard(context=ranks, context_kind=kind, library="torch")  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 from tests.training.recorded import tensor_cases
 from tests.training.recorded.run_cases import DTYPES, Call, run_cases
 
@@ -156,7 +156,7 @@ def test_a_rank_holds_the_tensors_of_parallelized_modules(alone: dict[str, list[
 # ---------------------------------------------------------------- Megatron-Core
 
 KEPT = json.loads(Path(__file__).with_name("megatron_tensor.json").read_text(encoding="utf-8"))
-GPT = GptShape(2, 32, 8, 12, 64)
+GPT = gpt_shape(2, 32, 8, 12, 64)
 """Sizes of ``megatron_tensor_cases``."""
 MEGATRON = {
     "tensor": (False, NO_RECOMPUTE),

@@ -26,7 +26,7 @@ from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -152,7 +152,7 @@ def llama_of(**changes: Any) -> Workload:
 
 
 def gpt_of() -> Workload:
-    shape = GptShape(LAYERS, WIDTH, HEADS, TOKENS, WORDS)
+    shape = gpt_shape(LAYERS, WIDTH, HEADS, TOKENS, WORDS)
     return gpt("small", dtype="bf16", sequence_length=TOKENS, shape=shape, dropout=False)
 
 

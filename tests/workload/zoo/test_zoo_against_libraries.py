@@ -56,7 +56,10 @@ def hugging_face(name):
     if name.startswith("gpt"):
         s = text_decoder.GPT_SHAPES[name]
         config = hf.GPT2Config(
-            n_embd=s.width, n_layer=s.layers, n_head=s.heads, n_positions=s.positions
+            n_embd=s.block.width,
+            n_layer=s.layers,
+            n_head=s.block.heads,
+            n_positions=s.positions,
         )
         return lambda: hf.GPT2LMHeadModel(config), lambda m: m(tokens, labels=tokens).loss
     if name.startswith("t5"):
@@ -150,7 +153,7 @@ def tiny(shape):
     ("name", "shapes", "shape"),
     [
         ("bert-base", bert.SHAPES, bert_block.BertShape(2, 16, 2)),
-        ("gpt2", text_decoder.GPT_SHAPES, text_decoder.GptShape(2, 16, 2, 8)),
+        ("gpt2", text_decoder.GPT_SHAPES, text_decoder.gpt_shape(2, 16, 2, 8)),
         ("t5-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24)),
         ("t5-v1.1-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24, gated=True)),
         *(
