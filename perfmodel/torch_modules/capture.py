@@ -194,7 +194,9 @@ def capture(
     """
     require_installed("torch", CAPTURING)
     timed, model = model, inner_module(model, real=real or measure)
-    count = sample_count(batch) if samples is None else _require_count(samples)
+    count = sample_count(batch) if samples is None else samples
+    odd = not isinstance(count, int) or isinstance(count, bool) or count < 1
+    refuse_if(odd, "samples", repr(count), "a whole number above zero")
     step = loss_function(loss, batch)
     notes: list[str] = []
     groups, wide = _traced(model, batch, step, "own" if real else "fp32", real=real)
@@ -240,12 +242,6 @@ def capture(
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "autocast")
 """In which the step is traced once more, to tell what it keeps in half precision."""
-
-
-def _require_count(samples: int) -> int:
-    odd = not isinstance(samples, int) or isinstance(samples, bool) or samples < 1
-    refuse_if(odd, "samples", repr(samples), "a whole number above zero")
-    return samples
 
 
 def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepTrace) -> list[str]:

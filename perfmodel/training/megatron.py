@@ -275,21 +275,17 @@ def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
         shard_ranks=shard_ranks,
         splits=options.use_distributed_optimizer and shard_ranks > 1,
         shards=INSTANCE if shard_ranks < request.ranks else GROUP,
-        fused=_products(request.workload) if options.gradient_accumulation_fusion else frozenset(),
+        # weights of matrix products: of linear layers, and of no embedding
+        fused=frozenset(
+            tensor
+            for layer in request.workload.layers
+            if options.gradient_accumulation_fusion and layer.matmul_flops > 0
+            for tensor in layer.tensors
+            if len(request.workload.tensors[tensor].shape) == 2
+        ),
     )
     step.gradient_dtype = "fp32" if options.grad_reduce_in_fp32 else step.dtype
     return step
-
-
-def _products(workload: Workload) -> frozenset[int]:
-    """Return the weights of matrix products: those of linear layers, and of no embedding."""
-    return frozenset(
-        tensor
-        for layer in workload.layers
-        if layer.matmul_flops > 0
-        for tensor in layer.tensors
-        if len(workload.tensors[tensor].shape) == 2
-    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -26,18 +25,13 @@ _ROWS: Mapping[str, str] = {
 """Where each row stands in this package: a run imports the one that it trains with."""
 
 
-@cache
-def _row(kind: str) -> Strategy:
-    module, _, name = _ROWS[kind].partition(":")
-    row: Strategy = getattr(import_module(f"{__package__}.{module}"), name)
-    return row
-
-
 class _Strategies(Mapping[str, "Strategy"]):
     """Rows by `kind`, each imported when it is first looked up."""
 
     def __getitem__(self, kind: str) -> Strategy:
-        return _row(kind)
+        module, _, name = _ROWS[kind].partition(":")
+        row: Strategy = getattr(import_module(f"{__package__}.{module}"), name)
+        return row
 
     def __iter__(self) -> Iterator[str]:
         return iter(_ROWS)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from perfmodel.workload.kernels.float8_casts import float8_cost, grouped_float8_cost
 from perfmodel.workload.kernels.float8_layers import shares_input
 from perfmodel.workload.kernels.kernel_times import (
+    CAST_BYTES,
     CASTS,
     KernelCost,
     busy_s,
@@ -17,9 +18,7 @@ from perfmodel.workload.kernels.kernel_times import (
     feature_map_s,
     fused_attention_s,
     grouped_passes_s,
-    layout_copy_s,
     map_copy_s,
-    narrow_casts_s,
     norm_s,
     product_s,
     unfused_products_s,
@@ -248,7 +247,7 @@ def _shaped_cost(matrix: LayerKernel, pricing: Pricing, gradients: tuple[int, ..
 def _attention_cost(attention: Attention, pricing: Pricing) -> KernelCost:
     device = pricing.device
     if pricing.narrow_attention:
-        casts_s = narrow_casts_s(attention, device)
+        casts_s = elementwise_s(CAST_BYTES * attention.elements, CASTS, device)
         forward_s, backward_s = (
             casts_s + fused_attention_s(attention, device, backward=backward, narrow=True)
             for backward in (False, True)
@@ -281,7 +280,9 @@ def _convolution_cost(
     device = pricing.device
     passes_s: tuple[float, ...] = convolution_passes_s(conv, device)
     if pricing.transposes and not (conv.channels_last or conv.is_depthwise):
-        copied_s = layout_copy_s(conv, device)
+        # both feature maps of a pass are transposed, there or back
+        moved = conv.in_elements + conv.out_elements
+        copied_s = map_copy_s(moved, device) + 2 * device.ramp_s
         passes_s = tuple(each + copied_s for each in passes_s)
         if pricing.plain is not None:
             passes_s = tuple(map(min, passes_s, convolution_passes_s(conv, pricing.plain)))

@@ -45,33 +45,6 @@ COALESCED_BYTES = 250 * MIB
 """Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
 
 
-def _broadcast(
-    step: Step,
-    what: str,
-    nbytes: int,
-    dtype: str,
-    copies: int,
-    key: str,
-    after: tuple[int, ...],
-) -> int:
-    """Flatten some tensors and broadcast them; return that task.
-
-    `copies`: kernels that copy them back, which the host issues at once.
-    """
-    waits = (*step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class), *after)
-    flat = step.tasks.copy(f"flatten {what}", nbytes, 1, step.rank_class, after=waits)
-    return step.tasks.collective(
-        f"broadcast {what} ({dtype})",
-        "broadcast",
-        nbytes,
-        step.rank_class,
-        communicator=GROUP,
-        key=key,
-        after=(flat,),
-        dtype=dtype,
-    )
-
-
 FLAG_BYTES = 4
 """One fp32: a count of ranks, or a yes (``torch.ones(1)``)."""
 RANK_BYTES = 8
@@ -235,7 +208,20 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
             copies, key = group.tensors if piece == 0 else 1, f"buffers {group.dtype} {piece}"
-            sent = _broadcast(step, "buffers", nbytes, group.dtype, copies, key, after)
+            issued = step.tasks.issue("broadcast of buffers", 2 + copies, step.rank_class)
+            flat = step.tasks.copy(
+                "flatten buffers", nbytes, 1, step.rank_class, after=(*issued, *after)
+            )
+            sent = step.tasks.collective(
+                f"broadcast buffers ({group.dtype})",
+                "broadcast",
+                nbytes,
+                step.rank_class,
+                communicator=GROUP,
+                key=key,
+                after=(flat,),
+                dtype=group.dtype,
+            )
             pending.append((sent, nbytes, copies))
     return tuple(
         step.tasks.copy("copy buffers back", nbytes, copies, step.rank_class, after=(sent,))

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
-from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
+from perfmodel.training.fsdp.units import Moment, SizedUnit
 from perfmodel.training.plan.builder import EXPERT_COPIES, RANKS
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.training.sharding_step import ShardingStep
-from perfmodel.training.strategy import StepRequest
 
 SHARDS, REGATHERED, COPIES = "shards", "regathered shards", "copies of shards"
 """Communicators: of a shard group, of its smaller groups, and of the holders of the same shard."""
@@ -92,25 +91,6 @@ class ShardedStep(ShardingStep[FsdpStrategy]):
     def reduces(self) -> bool:
         """Whether this micro-batch reduces its gradients to shards."""
         return self.is_last or self.options.sync != "last"
-
-
-def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
-    """Split the model into units and begin an empty list of tasks.
-
-    `freed_before`: units that the previous step left in version 1's queue.
-    """
-    ranks = options.shard_ranks(request.ranks)
-    units = sized_units(
-        request.workload, options, ranks, request.gathered_narrow, request.expert_copies
-    )
-    return ShardedStep.begin(
-        request,
-        options,
-        shard_ranks=ranks,
-        units=units,
-        walk=walk_units(request.workload, units, by_layer=options.wrap == "layer"),
-        free_events=deque(range(-freed_before, 0)),
-    )
 
 
 def issue(step: ShardedStep, name: str, kernels: float) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ from perfmodel.training.fsdp.sharded_step import (
     REGATHERED,
     SHARDS,
     ShardedStep,
-    begin_step,
     close_step,
     communicate,
     copy,
@@ -41,7 +40,7 @@ from perfmodel.training.fsdp.unit_traffic import (
     reduce,
     wait_for,
 )
-from perfmodel.training.fsdp.units import Moment, SizedUnit
+from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
 from perfmodel.training.plan.builder import COMPUTE, COPIES_PER_ADDITION, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (
@@ -101,7 +100,19 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
 
 
 def _add_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
-    step = begin_step(request, options, freed_before)
+    """Add a step; `freed_before`: units that the one before left in the queue of version 1."""
+    ranks = options.shard_ranks(request.ranks)
+    units = sized_units(
+        request.workload, options, ranks, request.gathered_narrow, request.expert_copies
+    )
+    step = ShardedStep.begin(
+        request,
+        options,
+        shard_ranks=ranks,
+        units=units,
+        walk=walk_units(request.workload, units, by_layer=options.wrap == "layer"),
+        free_events=deque(range(-freed_before, 0)),
+    )
     if request.iteration == "first" and options.sync_module_states:
         _add_broadcasts(step)
     for micro_batch in range(options.accumulate):

@@ -182,7 +182,13 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     for index, task in enumerate(plan.tasks):
         for source in task.after:
             users.setdefault(source, index)
-    keys = _with_calls(plan.tasks, [_pass_of(task) for task in plan.tasks], users)
+    passes: list[Any] = [
+        (task.kind, task.micro_batch)
+        if task.kind in PASSES and isinstance(task.work, Compute)
+        else None
+        for task in plan.tasks
+    ]
+    keys = _with_calls(plan.tasks, passes, users)
     places = [index for index, key in enumerate(keys) if key is not None]
     check_schedule((not places, f"plan {plan.name!r} has neither forward nor backward"))
     regions = Regions(
@@ -207,11 +213,6 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     for index, task in enumerate(plan.tasks):
         owners[index].append(Work(task, (index,)))
     return regions
-
-
-def _pass_of(task: Task) -> PassKey | None:
-    is_pass = task.kind in PASSES and isinstance(task.work, Compute)
-    return (task.kind, task.micro_batch) if is_pass else None  # type: ignore[return-value]
 
 
 def _with_calls(

@@ -208,11 +208,6 @@ def _depthwise_passes_s(conv: Convolution, device: Device) -> tuple[float, float
     )
 
 
-def layout_copy_s(conv: Convolution, device: Device) -> float:
-    """Device time of transposing both feature maps of a pass, there or back; seconds."""
-    return map_copy_s(conv.in_elements + conv.out_elements, device) + 2 * device.ramp_s
-
-
 def map_copy_s(elements: float, device: Device) -> float:
     """Device time of transposing so many elements, no ramps; seconds."""
     return 2.0 * elements * (device.item_bytes / device.memory_Bps + device.copy_s)
@@ -297,11 +292,6 @@ def fused_attention_s(
             passes * device.item_bytes * attention.elements / device.memory_Bps,
         )
     )
-
-
-def narrow_casts_s(attention: Attention, device: Device) -> float:
-    """Device time of the casts of one pass of attention in fp8; seconds."""
-    return elementwise_s(CAST_BYTES * attention.elements, CASTS, device)
 
 
 def unfused_products_s(attention: Attention, device: Device, *, backward: bool = False) -> float:

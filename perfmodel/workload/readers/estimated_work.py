@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.files import read_yaml
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, LayerKind, ParameterTensor, Workload
-from perfmodel.workload.readers.spec import LayerSpec
+from perfmodel.workload.readers.spec import ConvolutionSpec, LayerSpec, ProductSpec
 
 TIED_WITHIN = 1e-3
 """Relative difference of operations for which a layer without parameters multiplies a table."""
@@ -197,36 +197,17 @@ _KINDS: Mapping[type, LayerKind] = {Convolution: "conv", Attention: "attention"}
 
 def _make_matrix(spec: LayerSpec) -> MatrixKernel | None:
     if spec.product:
-        product = spec.product
-        return MatrixProduct(
-            product.rows,
-            product.columns,
-            product.depth,
-            product.count,
-            has_bias=product.bias,
-            of_activations=product.activations,
-        )
+        return MatrixProduct(**_renamed(spec.product))
     if spec.convolution:
-        conv = spec.convolution
-        return Convolution(
-            conv.in_channels,
-            conv.out_channels,
-            conv.in_size,
-            conv.out_size,
-            conv.kernel,
-            groups=conv.groups,
-            has_bias=conv.bias,
-        )
+        return Convolution(**_renamed(spec.convolution))
     if spec.attention is None:
         return None
-    attention = spec.attention
-    return Attention(
-        attention.tokens,
-        attention.heads,
-        attention.kv_heads or attention.heads,
-        attention.head_size,
-        attention.causal,
-        keys=attention.keys,
-        window=attention.window,
-        value_head_size=attention.value_head_size,
-    )
+    fields = {name: each for name, each in spec.attention if name != "dropout"}
+    fields["kv_heads"] = spec.attention.kv_heads or spec.attention.heads
+    return Attention(**fields)
+
+
+def _renamed(stated: ProductSpec | ConvolutionSpec) -> dict[str, Any]:
+    """Fields of a kernel under the names that they have in its shape."""
+    names = {"bias": "has_bias", "activations": "of_activations"}
+    return {names.get(name, name): each for name, each in stated}

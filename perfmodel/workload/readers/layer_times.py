@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from perfmodel.workload.readers.spec import ModelSpec
 
 
-class _MeasuredTimes(NamedTuple):
-    """Times of one row of the file."""
-
-    name: str
-    forward_s: float
-    backward_s: float
-    line: int | None
+_Row = tuple[str, float, float, int | None]
+"""Of the file: name, seconds of forward and of backward, line."""
 
 
 def read_layer_times(
@@ -112,32 +107,36 @@ def read_stated(path: Path | str) -> ModelSpec:
     return ModelSpec() if is_csv else validate_document(ModelSpec, read_yaml(path), str(path))
 
 
-def _from_csv(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
+def _from_csv(path: Path) -> tuple[ModelSpec, list[_Row]]:
     from perfmodel.workload.readers.csv_tables import read_rows
     from perfmodel.workload.readers.spec import ModelSpec
 
     return ModelSpec(), [
-        _MeasuredTimes(row.name, row.forward_s, row.backward_s, row.line)
+        (row.name, row.forward_s, row.backward_s, row.line)
         for row in read_rows(path, sized=False)
         if row.forward_s is not None and row.backward_s is not None
     ]
 
 
-def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
+def _from_yaml(path: Path) -> tuple[ModelSpec, list[_Row]]:
     from perfmodel.workload.readers.spec import ModelSpec
 
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))
-    faults, measured = [], list[_MeasuredTimes]()
+    faults, measured = list[Fault](), list[_Row]()
     for position, layer in enumerate(spec.layers):
         line = line_of(document, ["layers", position])
-        if layer.forward is None or layer.backward is None:
-            missing = "forward" if layer.forward is None else "backward"
-            field = f"layers.{position}.{missing}"
-            faults.append(Fault(field, "nothing", "a time such as '1.3 ms'", str(path), line))
-        measured.append(
-            _MeasuredTimes(layer.name, layer.forward or 0.0, layer.backward or 0.0, line)
+        faults += failed(
+            (
+                layer.forward is None or layer.backward is None,
+                f"layers.{position}.{'forward' if layer.forward is None else 'backward'}",
+                "nothing",
+                "a time such as '1.3 ms'",
+            ),
+            file=str(path),
+            line=line,
         )
+        measured.append((layer.name, layer.forward or 0.0, layer.backward or 0.0, line))
     faults += failed(
         (not spec.layers, "layers", "nothing", "the time of each layer"), file=str(path)
     )
@@ -146,7 +145,7 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
 
 
 def _sum_by_layer(
-    measured: Iterable[_MeasuredTimes], workload: Workload, path: Path
+    measured: Iterable[_Row], workload: Workload, path: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the rows of each layer; refuse unknown names and untimed layers."""
     positions = {layer.name: position for position, layer in enumerate(workload.layers)}
@@ -155,29 +154,25 @@ def _sum_by_layer(
             positions.setdefault(workload.tensors[index].name, position)
     frozen = {tensor.name for tensor in workload.tensors} - set(positions)
     times = np.zeros((2, len(workload.layers)))
-    timed, faults = set(), []
-    for row in measured:
-        if row.name in positions:
-            times[:, positions[row.name]] += (row.forward_s, row.backward_s)
-            timed.add(positions[row.name])
-        elif row.name not in frozen:
+    timed, faults = set(), list[Fault]()
+    for name, forward_s, backward_s, line in measured:
+        if name in positions:
+            times[:, positions[name]] += (forward_s, backward_s)
+            timed.add(positions[name])
+        elif name not in frozen:
             faults.append(
-                Fault(
-                    "name", repr(row.name), allowed_names(positions, row.name), str(path), row.line
-                )
+                Fault("name", repr(name), allowed_names(positions, name), str(path), line)
             )
     for column, row_s in zip(("forward", "backward"), times, strict=True):
         endless = [workload.layers[at].name for at in np.flatnonzero(~np.isfinite(row_s)).tolist()]
-        if endless:
-            text = f"an endless sum for {list_first(endless)}"
-            faults.append(Fault(column, text, "times whose sum is finite", str(path)))
+        text = f"an endless sum for {list_first(endless)}"
+        faults += failed((endless, column, text, "times whose sum is finite"), file=str(path))
     missing = [
         layer.name
         for position, layer in enumerate(workload.layers)
         if layer.tensors and position not in timed
     ]
-    if missing:
-        text = f"no time for {list_first(missing)}"
-        faults.append(Fault("layers", text, f"all layers of {workload.name}", str(path)))
-    raise_faults(faults)
+    text = f"no time for {list_first(missing)}"
+    untimed = (missing, "layers", text, f"all layers of {workload.name}")
+    raise_faults(faults + failed(untimed, file=str(path)))
     return times[0], times[1]
