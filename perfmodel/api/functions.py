@@ -166,7 +166,7 @@ def tune(
     question, measured = as_scenario(scenario, fields, keywords), as_profile(profile)
     row = STRATEGIES.get(question.strategy.kind)
     with python_names():
-        if row is None or row.has_buckets:
+        if row is None or row.buckets:
             tuned = tune_scenario(
                 question, profile=measured, size=size, horovod=horovod, progress=progress
             )

@@ -68,7 +68,7 @@ def tune(
 
     questions = [read_question(name, set_) for name in scenarios]
     rows = [STRATEGIES.get(question.strategy.kind) for question in questions]
-    if not all(row is not None and row.has_buckets for row in rows):
+    if not all(row is not None and row.buckets for row in rows):
         _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
         _tune_settings(questions[0], profile, output, json=json)
         return

@@ -105,28 +105,18 @@ class ParallelLayout:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """How the data-parallel strategy reduces gradients.
-
-    `overlaps`: those of a part of the model once they are ready; otherwise after all passes.
-    `dtype`: None: that of the parameters.
-    """
-
-    overlaps: bool = True
-    dtype: str | None = None
-
-
 def mix_step(
     parallel_layout: ParallelLayout,
     request: StepRequest,
     make: Callable[[StepRequest, int], StepPlan],
     micro_batches: int,
-    reduction: Reduction,
     precision: str,
     recompute: Recompute,
     held_dtype: str | None,
     replica: DdpOptions | None = None,
+    *,
+    overlap_reduction: bool = True,
+    tied_dtype: str | None = None,
 ) -> StepPlan:
     """Plan a step of a parallel layout on all its ranks.
 
@@ -139,7 +129,6 @@ def mix_step(
         The plan of a plain data-parallel step of so many micro-batches, of the whole share or of
         a part of it.
     micro_batches : int
-    reduction : Reduction
     precision : str
         Of activations.
     recompute : Recompute
@@ -148,6 +137,11 @@ def mix_step(
         Of parameters that layers run with, where it is not their own.
     replica : DdpOptions, optional
         Of DDP around a module whose parts one process runs, one after the other.
+    overlap_reduction : bool
+        Whether gradients of a part of the model are reduced once they are ready; otherwise after
+        all passes.
+    tied_dtype : str, optional
+        Of the gradient of a tied embedding while it is reduced; that of the parameters otherwise.
 
     Raises
     ------
@@ -195,8 +189,8 @@ def mix_step(
     options = PipelineOptions(
         transfer_bytes,
         overlap_p2p=parallel_layout.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
-        overlap_reduction=reduction.overlaps,
-        tied_dtype=reduction.dtype,
+        overlap_reduction=overlap_reduction,
+        tied_dtype=tied_dtype,
     )
     return expand_ranks(pipeline_plan(schedule, plans, options), grid)
 

@@ -185,8 +185,3 @@ class Strategy:
     options: Callable[[Any], StepOptions] = lambda section: section
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
     first_differs: Callable[[Any], bool] = lambda _options: True
-
-    @property
-    def has_buckets(self) -> bool:
-        """Whether there are bucket caps to tune."""
-        return self.buckets is not None

@@ -15,7 +15,7 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.device_replica import layer_devices
-from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -49,7 +49,6 @@ def plan_of(asked: StepRequest, chosen: DdpOptions) -> StepPlan:
         asked,
         lambda own, count: ddp_plan(own, chosen.model_copy(update={"accumulate": count})),
         chosen.accumulate,
-        Reduction(),
         "fp32",
         NO_RECOMPUTE,
         None,
@@ -152,7 +151,6 @@ def test_each_gpu_updates_what_it_holds() -> None:
         asked,
         lambda own, _: ddp_plan(own, chosen),
         1,
-        Reduction(),
         "fp32",
         NO_RECOMPUTE,
         None,

@@ -9,7 +9,7 @@ from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_memory, megatron_plan
 from perfmodel.training.memory_use import Setup
-from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step, stage_memory
+from perfmodel.training.parallel_layout import ParallelLayout, mix_step, stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -89,7 +89,6 @@ def mixed(share: Workload, parallel_layout: ParallelLayout, micro_batches: int) 
         request(share),
         lambda part, count: megatron_plan(part, options.model_copy(update={"accumulate": count})),
         micro_batches,
-        Reduction(),
         "bf16",
         NO_RECOMPUTE,
         None,
@@ -145,7 +144,6 @@ def test_a_part_is_planned_among_all_that_hold_it(
         request(share),
         plan,
         8,
-        Reduction(),
         "bf16",
         NO_RECOMPUTE,
         None,

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_plan
-from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, mix_step
 from perfmodel.training.pipeline.pipeline_plan import TIED
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -48,10 +48,10 @@ def plan_of(
             part, MegatronStrategy(kind="megatron", accumulate=count)
         ),
         MICRO_BATCHES,
-        Reduction(dtype=dtype),
         "bf16",
         NO_RECOMPUTE,
         None,
+        tied_dtype=dtype,
     )
 
 

@@ -330,7 +330,7 @@ def scan_settings(sized: SizedJob) -> Iterator[Proposed]:
     if sized.size.gpus < 2 or row.loops is not None:
         return
     now_s = sized.step().step_time_s
-    if row.has_buckets:
+    if row.buckets:
         best = _best(sized, "bucket_cap", [f"{cap} MiB" for cap in CAPS_MIB], now_s)
         if best is not None:
             fields = {"strategy.bucket_cap": best, **OTHER_CAPS}

@@ -97,7 +97,7 @@ def tune_scenario(
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
     row = STRATEGIES.get(scenario.strategy.kind)
-    if row is None or not row.has_buckets:
+    if row is None or not row.buckets:
         raise scenario.fault(
             "strategy.kind", repr(scenario.strategy.kind), "'ddp', which has buckets"
         )

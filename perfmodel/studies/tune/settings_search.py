@@ -289,7 +289,7 @@ def tune_settings(
     """
     row = STRATEGIES.get(scenario.strategy.kind)
     if row is None or row.settings is None:
-        tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.has_buckets]
+        tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.buckets]
         allowed = f"one that can be tuned: {', '.join(tuned)}"
         raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)
     sized = prepare(scenario, profile=profile, size=size)

@@ -167,7 +167,20 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     unread = [_flag(key) for key in read.values if key not in _FIELDS]
     source = "arguments of Megatron-LM"
     source += f"; not of the model, and not read: {', '.join(unread)}" if unread else ""
-    return _buildable(arguments, name or "megatron", source)
+    title, longest = name or "megatron", arguments.max_position_embeddings
+    multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
+    return Buildable(
+        title,
+        partial(_build, title, source, arguments, _shape(arguments), multiple),
+        (
+            arguments.seq_length
+            or (longest if _is_learned(arguments) else None)
+            or min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+        ),
+        longest=longest if _is_learned(arguments) else None,
+        has_experts=arguments.num_experts is not None,
+        dtype="bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
+    )
 
 
 _FIELDS = frozenset(MegatronArguments.model_fields)
@@ -261,23 +274,6 @@ def _vocabulary(arguments: MegatronArguments) -> int | None:
 def _is_learned(arguments: MegatronArguments) -> bool:
     kind, is_rotary = arguments.position_embedding_type, arguments.use_rotary_position_embeddings
     return kind == "learned_absolute" and not is_rotary
-
-
-def _buildable(arguments: MegatronArguments, name: str, source: str) -> Buildable:
-    longest = arguments.max_position_embeddings if _is_learned(arguments) else None
-    multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
-    return Buildable(
-        name,
-        partial(_build, name, source, arguments, _shape(arguments), multiple),
-        (
-            arguments.seq_length
-            or longest
-            or min(LONGEST_DEFAULT, arguments.max_position_embeddings or LONGEST_DEFAULT)
-        ),
-        longest=longest,
-        has_experts=arguments.num_experts is not None,
-        dtype="bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
-    )
 
 
 def _shape(arguments: MegatronArguments) -> DecoderShape:

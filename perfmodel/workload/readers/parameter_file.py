@@ -8,10 +8,18 @@ are then the runs of parameters of one module (the name up to its last dot).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    allowed_names,
+    failed,
+    raise_faults,
+    refuse_if,
+)
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload, stated_sample
@@ -73,11 +81,11 @@ def _from_yaml(path: Path) -> Workload:
     spec = validate_document(ModelSpec, document, str(path))
     # of names that stand twice the first counts
     numbered = list(enumerate(parameter.name for parameter in spec.parameters))
+    faults = _find_yaml_faults(spec, {name: position for position, name in reversed(numbered)})
+    places = ([int(at) if at.isdigit() else at for at in each.field.split(".")] for each in faults)
     raise_faults(
-        Fault(field, text, allowed, str(path), line_of(document, location))
-        for field, text, allowed, location in _find_yaml_faults(
-            spec, {name: position for position, name in reversed(numbered)}
-        )
+        replace(fault, file=str(path), line=line_of(document, place))
+        for fault, place in zip(faults, places, strict=True)
     )
     return make_workload(spec, str(path), path.stem)
 
@@ -117,35 +125,26 @@ def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
     return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
 
 
-_Finding = tuple[str, str, str, list[str | int]]
-"""Field, what was found, what is allowed, and the path of the field in the document."""
-
-
-def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
+def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[Fault]:
     """Find faults across fields: names that repeat or are unknown."""
-    findings: list[_Finding] = []
-    if not any(parameter.requires_grad for parameter in spec.parameters):
-        text = "no trained tensor" if spec.parameters else "nothing"
-        findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
-    findings += [
-        (
-            f"parameters.{position}.name",
-            repr(parameter.name),
-            "each name once",
-            ["parameters", position, "name"],
-        )
-        for position, parameter in enumerate(spec.parameters)
-        if index[parameter.name] != position
+    untrained = not any(parameter.requires_grad for parameter in spec.parameters)
+    text = "no trained tensor" if spec.parameters else "nothing"
+    return [
+        *failed((untrained, "parameters", text, "at least one trained tensor")),
+        *(
+            Fault(f"parameters.{position}.name", repr(parameter.name), "each name once")
+            for position, parameter in enumerate(spec.parameters)
+            if index[parameter.name] != position
+        ),
+        *(_find_layer_faults(spec, index) if spec.layers else ()),
     ]
-    return findings + (_find_layer_faults(spec, index) if spec.layers else [])
 
 
-def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
-    findings: list[_Finding] = []
+def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[Fault]:
+    faults: list[Fault] = []
     assigned: set[str] = set()
     trained = {parameter.name for parameter in spec.parameters if parameter.requires_grad}
     for position, layer in enumerate(spec.layers):
-        path: list[str | int] = ["layers", position, "parameters"]
         for name in layer.parameters:
             if name not in index:
                 allowed = allowed_names(index, name)
@@ -153,11 +152,8 @@ def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findi
                 allowed = "trained parameters only"
             else:
                 allowed = "each parameter in one layer" if name in assigned else ""
-            if allowed:
-                findings.append((f"layers.{position}.parameters", repr(name), allowed, path))
+            faults += failed((allowed, f"layers.{position}.parameters", repr(name), allowed))
             assigned.add(name)
     unassigned = [name for name in index if name in trained - assigned]
-    if unassigned:
-        text = f"no layer for {list_first(unassigned)}"
-        findings.append(("layers", text, "each trained parameter in one layer", ["layers"]))
-    return findings
+    text = f"no layer for {list_first(unassigned)}"
+    return faults + failed((unassigned, "layers", text, "each trained parameter in one layer"))

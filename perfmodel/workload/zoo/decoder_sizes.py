@@ -336,14 +336,15 @@ class ExpertShape:
     latent: LatentShape | CompressedShape | None = None
 
 
-def _shape(parts: Mapping[str, dict[str, Any]]) -> ExpertShape:
-    """Return the sizes that the table states part by part."""
-    latent = LatentShape(**parts["latent"]) if "latent" in parts else None
-    return ExpertShape(DecoderShape(**parts["decoder"]), RoutedShape(**parts["routed"]), latent)
-
-
 EXPERT_FAMILIES = {
-    family: {name: _shape(parts) for name, parts in models.items()}
+    family: {
+        name: ExpertShape(
+            DecoderShape(**parts["decoder"]),
+            RoutedShape(**parts["routed"]),
+            LatentShape(**parts["latent"]) if "latent" in parts else None,
+        )
+        for name, parts in models.items()
+    }
     for family, models in published_sizes("experts").items()
 }
 """Hugging Face's class, and the sizes of its models."""

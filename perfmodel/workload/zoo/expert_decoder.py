@@ -68,6 +68,7 @@ from perfmodel.workload.zoo.llama import (
 )
 from perfmodel.workload.zoo.mixers import NOTE as SCAN_NOTE
 from perfmodel.workload.zoo.mixers import check_mixers, mixers_of, token_part
+from perfmodel.workload.zoo.published import read_table
 from perfmodel.workload.zoo.routed_part import BIAS, RoutedPlace, routed_part
 
 PREFIX = "model.layers.mtp"
@@ -123,44 +124,8 @@ INDEX_NOTE = (
 CHUNK_TOKENS = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
-_ATTENTION = (
-    "self_attn.sinks",
-    *(f"self_attn.{part}_proj" for part in "qkvo"),
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-)
-_LATENT = (
-    "self_attn.q_proj",
-    "self_attn.q_a_proj",
-    "self_attn.q_a_layernorm",
-    "self_attn.q_b_proj",
-    "self_attn.kv_a_proj_with_mqa",
-    "self_attn.kv_a_layernorm",
-    "self_attn.kv_b_proj",
-    "self_attn.o_proj",
-    *(f"self_attn.indexer.{part}" for part in ("wq_b", "wk", "k_norm", "weights_proj")),
-)
-_COMPRESSOR = ("position_bias", "kv_proj", "gate_proj", "kv_norm")
-_COMPRESSED = (
-    "self_attn.sinks",
-    *(
-        f"self_attn.{part}"
-        for part in (
-            "q_a_proj",
-            "q_a_norm",
-            "q_b_proj",
-            "kv_proj",
-            "kv_norm",
-            "o_a_proj",
-            "o_b_proj",
-        )
-    ),
-    *(f"self_attn.compressor.{path}{part}" for path in ("", "indexer.") for part in _COMPRESSOR),
-    "self_attn.compressor.indexer.q_b_proj",
-    "self_attn.compressor.indexer.scorer.weights_proj",
-)
+ORDERS = read_table("module_names")["orders"]
 _MAPS = ("gate_proj", "up_proj", "down_proj")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def expert_decoder(
@@ -333,9 +298,10 @@ def _module_order(family: str, shape: ExpertShape) -> Sequence[str]:
     ]
     routed = (called.router, *experts) if called.router_first else (*experts, called.router)
     return (
-        *(_COMPRESSED if family == COMPRESSED else _LATENT if latent else _ATTENTION),
+        *ORDERS["compressed" if family == COMPRESSED else "latent" if latent else "attention"],
         *(f"{called.path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
-        *_NORMS,
+        "input_layernorm",
+        "post_attention_layernorm",
         *(f"{name}.{part}" for name in ("attn_hc", "ffn_hc") for part in ("fn", "base", "scale")),
     )
 

@@ -30,6 +30,7 @@ from perfmodel.workload.zoo.layers import (
     more_work,
     weight_and_bias,
 )
+from perfmodel.workload.zoo.published import read_table
 from perfmodel.workload.zoo.transformer import attention
 
 SHRUNK, TEXT_TOKENS = 16, 512
@@ -91,11 +92,12 @@ def flux(
         condition_map("norm_out.linear", h, 2 * h),
         modulated_map("proj_out", image, h, shape.channels),
     ]
+    orders = read_table("module_names")["orders"]
     registered = [
-        *in_order(first, _FIRST, 0),
-        *chain.from_iterable(in_order(each, _DOUBLE, 2) for each in double),
-        *chain.from_iterable(in_order(each, _SINGLE, 2) for each in single),
-        *in_order(last, _LAST, 0),
+        *in_order(first, orders["flux-first"], 0),
+        *chain.from_iterable(in_order(each, orders["flux-double"], 2) for each in double),
+        *chain.from_iterable(in_order(each, orders["flux-single"], 2) for each in single),
+        *in_order(last, orders["flux-last"], 0),
     ]
     return assemble(
         name,
@@ -109,50 +111,6 @@ def flux(
         output_elements=float(image * shape.channels),
         registered=registered,
     )
-
-
-_EMBEDDERS = ("timestep", "guidance", "text")
-_FIRST = (
-    *(
-        f"time_text_embed.{kind}_embedder.linear_{number}"
-        for kind in _EMBEDDERS
-        for number in (1, 2)
-    ),
-    "context_embedder",
-    "x_embedder",
-)
-_LAST = ("norm_out.linear", "proj_out")
-_DOUBLE = (
-    "norm1.linear",
-    "norm1_context.linear",
-    "attn.norm_q",
-    "attn.norm_k",
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.norm_added_q",
-    "attn.norm_added_k",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-    "ff.net.0.proj",
-    "ff.net.2",
-    "ff_context.net.0.proj",
-    "ff_context.net.2",
-)
-_SINGLE = (
-    "norm.linear",
-    "proj_mlp",
-    "proj_out",
-    "attn.norm_q",
-    "attn.norm_k",
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-)
-"""Modules in the order in which diffusers registers them."""
 
 
 def _first(shape: FluxShape, image: int, text: int) -> list[Module]:

@@ -16,7 +16,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.megatron import megatron_plan
-from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, mix_step
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.strategy import zero_plan
@@ -98,7 +98,6 @@ def plan_of(make: Make, schedule: str, **layout: object) -> StepPlan:
         StepRequest(model, times, 4, 1),
         noted,
         MICRO_BATCHES,
-        Reduction(),
         "bf16",
         NO_RECOMPUTE,
         None,

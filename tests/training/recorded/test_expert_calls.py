@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
-from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, mix_step
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.shard import Shard
@@ -45,7 +45,6 @@ def plan_of(name: str) -> StepPlan:
         asked,
         lambda part, count: fsdp_plan(part, options.model_copy(update={"accumulate": count})),
         options.accumulate,
-        Reduction(),
         "bf16" if "bf16" in name else "fp32",
         NO_RECOMPUTE,
         None,

@@ -19,7 +19,7 @@ from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import narrow_inputs, with_micro_batches
-from perfmodel.training.parallel_layout import Reduction, mix_step
+from perfmodel.training.parallel_layout import mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.step_plan import LoopPlan, StepPlan
@@ -219,14 +219,13 @@ def plan_step(
             request,
             plan_plain,
             options.accumulate,
-            Reduction(  # of strategies whose options say when, and in which dtype
-                getattr(options, "overlap_grad_reduce", True),
-                "fp32" if getattr(options, "grad_reduce_in_fp32", False) else None,
-            ),
             job.wide_precision,
             job.recompute,
             job.strategy.held_dtype(options),
             job.ddp_options if job.scenario.parallel.pipeline.one_process else None,
+            # of strategies whose options say when, and in which dtype
+            overlap_reduction=getattr(options, "overlap_grad_reduce", True),
+            tied_dtype="fp32" if getattr(options, "grad_reduce_in_fp32", False) else None,
         )
 
 
