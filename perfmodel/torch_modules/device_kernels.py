@@ -204,11 +204,14 @@ def _is_square_mask(mask: Any, query: Any, key: Any) -> bool:
 
 def data_fault(field: str, reason: str) -> InputError:
     """Control flow that depends on data, which fake tensors do not have."""
-    allowed = (
-        "a module whose control flow needs no values of tensors; or capture(..., real=True), "
-        "--real, which runs forward and backward once on real tensors where the module is"
+    return InputError(
+        Fault(
+            field,
+            reason,
+            "a module whose control flow needs no values of tensors; or capture(..., real=True), "
+            "--real, which runs forward and backward once on real tensors where the module is",
+        )
     )
-    return InputError(Fault(field, reason, allowed))
 
 
 def real_kernels(attention_call: Callable[..., Any]) -> Any:

@@ -53,9 +53,12 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         No such file, module or function, one that raises, or that returns something else.
     """
     place, _, name = text.rpartition(":")
-    example = "FILE.py:FUNCTION, such as train.py:example, or package.module:example"
-    odd = not place or not name.isidentifier()
-    refuse_if(odd, FUNCTION_FIELD, repr(text), example)
+    refuse_if(
+        not place or not name.isidentifier(),
+        FUNCTION_FIELD,
+        repr(text),
+        "FILE.py:FUNCTION, such as train.py:example, or package.module:example",
+    )
     require_installed("torch", CAPTURING)
     module = _load(place)
     function: Any = getattr(module, name, None)
@@ -273,8 +276,7 @@ def _head(config: Any, content: Mapping[str, Any]) -> Any:
         auto.MODEL_MAPPING,
     ]
     head = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
-    if head is None:
-        raise InputError(Fault("architectures", repr(named[0])[:60], BUILDERS))
+    refuse_if(head is None, "architectures", repr(named[0])[:60], BUILDERS)
     return head[0] if isinstance(head, tuple) else head
 
 
@@ -294,11 +296,11 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
         batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
     elif main in ("input_values", "input_features"):
         batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
-    text = f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}"
     refuse_if(
         (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted,
         "input",
-        f"{text}, which is not drawn here",
+        f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}, which is not "
+        "drawn here",
         "FILE.py:FUNCTION that returns the module and batch",
     )
     if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:

@@ -243,8 +243,14 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
 def _expert_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
     if sizes.experts:
         return divisor_faults("expert", shard.expert, [(sizes.experts, "experts of a layer")])
-    allowed = f"1 for {sizes.model!r}, which has no experts"
-    return failed((shard.expert > 1, "expert", str(shard.expert), allowed))
+    return failed(
+        (
+            shard.expert > 1,
+            "expert",
+            str(shard.expert),
+            f"1 for {sizes.model!r}, which has no experts",
+        )
+    )
 
 
 def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import (
     CastHook,
     Hook,
@@ -128,17 +128,20 @@ def check_library(hook: Hook, request: StepRequest, buckets: Sequence[Bucket]) -
     """
     if not request.blocking_wait or request.ranks == 1:
         return
-    if isinstance(hook, QuantizationHook):
-        allowed = "a hook that all-reduces: PyTorch's quantisation hooks fail on Gloo and MPI"
-        raise InputError(Fault("strategy.hook", repr(hook.kind), allowed))
-    if isinstance(hook, PowerSgdHook) and len(buckets) >= request.comm_workers:
-        needed = max(request.comm_workers - 1, 0)
-        allowed = (
-            f"at most {needed} with the {request.comm_workers} threads of this library, such as "
-            "one bucket by a large bucket_cap, or NCCL: callbacks of PowerSGD wait in these "
-            "threads for all-reduces"
-        )
-        raise InputError(Fault("strategy.hook", f"'powersgd' and {len(buckets)} buckets", allowed))
+    refuse_if(
+        isinstance(hook, QuantizationHook),
+        "strategy.hook",
+        repr(hook.kind),
+        "a hook that all-reduces: PyTorch's quantisation hooks fail on Gloo and MPI",
+    )
+    refuse_if(
+        isinstance(hook, PowerSgdHook) and len(buckets) >= request.comm_workers,
+        "strategy.hook",
+        f"'powersgd' and {len(buckets)} buckets",
+        f"at most {max(request.comm_workers - 1, 0)} with the {request.comm_workers} threads of "
+        "this library, such as one bucket by a large bucket_cap, or NCCL: callbacks of PowerSGD "
+        "wait in these threads for all-reduces",
+    )
 
 
 def hook_bytes(hook: Hook, workload: Workload, buckets: Sequence[Bucket], ranks: int) -> float:

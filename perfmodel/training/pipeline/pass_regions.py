@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from perfmodel.errors import Fault, InputError, ScheduleError, check_schedule, refuse_if
+from perfmodel.errors import check_schedule, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
@@ -31,14 +31,12 @@ def check_split(plan: StepPlan, regions: Regions, times: LayerTimes) -> None:
     Times do not tell its parts apart, or parameters are gathered again for it.
     """
     field = f"{SECTION}.schedule"
-    if times.weight_gradient_s is None:
-        raise InputError(
-            Fault(
-                field,
-                f"one that splits backward, with times from {times.source!r}",
-                "one that does not, where times do not tell gradients of weights apart",
-            )
-        )
+    refuse_if(
+        times.weight_gradient_s is None,
+        field,
+        f"one that splits backward, with times from {times.source!r}",
+        "one that does not, where times do not tell gradients of weights apart",
+    )
     refuse_if(
         any(
             isinstance(work.task.work, Collective)
@@ -175,9 +173,9 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
         after all passes.
     Raises `ScheduleError`: several rank classes, or no passes.
     """
-    if len(plan.classes) != 1:
-        names = ", ".join(repr(each.name) for each in plan.classes)
-        raise ScheduleError(f"plan {plan.name!r} has classes {names}; a pipeline needs one")
+    names = ", ".join(repr(each.name) for each in plan.classes)
+    several = f"plan {plan.name!r} has classes {names}; a pipeline needs one"
+    check_schedule((len(plan.classes) != 1, several))
     users: dict[int, int] = {}  # for each task the first one that waits for it
     for index, task in enumerate(plan.tasks):
         for source in task.after:

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import ScheduleError, check_schedule
 from perfmodel.training.plan.step_plan import Compute, RankClass, StepPlan, Task
 
 
@@ -90,9 +90,9 @@ def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tu
     )
     members = np.asarray(whole.ranks, dtype=np.int64)
     foreign = np.setdiff1d(named, members)
-    if len(foreign) or len(np.unique(named)) != len(named):
-        fault = f"ranks {foreign[:8].tolist()} not of it" if len(foreign) else "a rank twice"
-        raise ScheduleError(f"parts of class {whole.name!r} name {fault}")
+    fault = f"ranks {foreign[:8].tolist()} not of it" if len(foreign) else "a rank twice"
+    odd = len(foreign) or len(np.unique(named)) != len(named)
+    check_schedule((odd, f"parts of class {whole.name!r} name {fault}"))
     if not len(named):
         return whole.ranks
     return tuple(members[~np.isin(members, named)].tolist())

@@ -128,11 +128,15 @@ def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     kinds = [*(kinds or (SLIDES if (layer + 1) % 6 else FULL for layer in range(layers)))]
     kinds[-1:], found = [FULL], f"{len(kinds)} values"
     alone = shared and (shared >= layers or {*kinds} - {*kinds[: layers - shared]})
-    allowed = "fewer: some layer of each kind has keys"
     raise_faults(
         failed(
             (len(kinds) != layers, "layer_types", found, f"one for each of the {layers} layers"),
-            (alone, "num_kv_shared_layers", str(shared), allowed),
+            (
+                alone,
+                "num_kv_shared_layers",
+                str(shared),
+                "fewer: some layer of each kind has keys",
+            ),
         )
     )
     experts = _gemma4_experts(stated, family) if stated.enable_moe_block else None
@@ -151,8 +155,7 @@ def gemma4_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
         names="gemma4-experts" if experts else "gemma4",
     )
     make = partial(decoder_workload, name, shape, experts, family=family.name)
-    longest = min(shape.positions, LONGEST_DEFAULT)
-    return Buildable(name, make, longest, has_experts=bool(experts))
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT), has_experts=bool(experts))
 
 
 def _gemma4_experts(stated: SimpleNamespace, family: Family) -> Experts:
@@ -213,10 +216,16 @@ def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     config = _with_unstated(stated)
     routed = _routed_shape(config, family)
     dense, layers = routed.dense_first, config.num_hidden_layers
-    allowed = f"0 to {layers - 1}: the last layer has experts"
     raise_faults(
         [
-            *failed((not 0 <= dense < layers, "first_k_dense_replace", str(dense), allowed)),
+            *failed(
+                (
+                    not 0 <= dense < layers,
+                    "first_k_dense_replace",
+                    str(dense),
+                    f"0 to {layers - 1}: the last layer has experts",
+                )
+            ),
             *choice_faults(routed, "num_experts_per_tok", "n_group", "topk_group"),
         ]
     )
@@ -361,10 +370,16 @@ def hybrid_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     if size == "auto":
         size = wide // heads
         setattr(stated, sizes["value_size"], size)
-    allowed = f"{wide / heads:g}, of {heads} heads of {wide} values"
     raise_faults(
         divides(heads, config[sizes["groups"]], sizes["groups"], "the heads of the scan")
-        + failed((size * heads != wide, sizes["value_size"], str(size), allowed))
+        + failed(
+            (
+                size * heads != wide,
+                sizes["value_size"],
+                str(size),
+                f"{wide / heads:g}, of {heads} heads of {wide} values",
+            )
+        )
     )
     if family.mixer.get("alone"):
         stated.num_hidden_layers = len(kinds)

@@ -68,12 +68,21 @@ def stack_model(name: str, config: SimpleNamespace, family: Family) -> Buildable
         config.word_embed_proj_dim,
         config.attention_bias,
     )
-    one, same = f"{heads}, as many as num_attention_heads", f"{width}, as hidden_size"
     raise_faults(
         heads_divide(width, heads)
         + failed(
-            (pairs not in (None, heads), "num_key_value_heads", str(pairs), one),
-            (mapped not in (None, width), "word_embed_proj_dim", str(mapped), same),
+            (
+                pairs not in (None, heads),
+                "num_key_value_heads",
+                str(pairs),
+                f"{heads}, as many as num_attention_heads",
+            ),
+            (
+                mapped not in (None, width),
+                "word_embed_proj_dim",
+                str(mapped),
+                f"{width}, as hidden_size",
+            ),
         )
     )
     follows = {
@@ -126,11 +135,16 @@ def modernbert_model(name: str, config: SimpleNamespace, family: Family) -> Buil
     """Return the model of a configuration of ModernBERT."""
     layers, kinds = range(config.num_hidden_layers), config.layer_types
     every, half = config.global_attn_every_n_layers, config.local_attention // 2
-    found, allowed = f"{len(kinds or ())} values", f"one value for each of the {len(layers)} layers"
-    odd = kinds is not None and len(kinds) != len(layers)
     raise_faults(
         heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((odd, "layer_types", found, allowed))
+        + failed(
+            (
+                kinds is not None and len(kinds) != len(layers),
+                "layer_types",
+                f"{len(kinds or ())} values",
+                f"one value for each of the {len(layers)} layers",
+            )
+        )
     )
     slides = [kind == "sliding_attention" for kind in kinds or ()] or [at % every for at in layers]
     block = StackShape(

@@ -164,7 +164,6 @@ def convnext_model(name: str, config: SimpleNamespace, _family: Family) -> Build
 def swin_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of Swin: a classifier, or the encoder alone."""
     depths, heads, width = config.depths, config.num_heads, config.embed_dim
-    allowed = f"one value for each of the {len(depths)} depths"
     raise_faults(
         [
             *failed(
@@ -172,7 +171,7 @@ def swin_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
                     len(heads) != len(depths) or not depths,
                     "num_heads",
                     f"{len(heads)} values",
-                    allowed,
+                    f"one value for each of the {len(depths)} depths",
                 )
             ),
             *chain.from_iterable(
@@ -209,8 +208,14 @@ def swin_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
 def _stage_faults(config: SimpleNamespace) -> list[Fault]:
     """Return a fault where not all stages have a width and a depth."""
     widths, depths = len(config.hidden_sizes), len(config.depths)
-    allowed = f"one value for each of the {widths} hidden_sizes"
-    return failed((widths != depths or not widths, "depths", f"{depths} values", allowed))
+    return failed(
+        (
+            widths != depths or not widths,
+            "depths",
+            f"{depths} values",
+            f"one value for each of the {widths} hidden_sizes",
+        )
+    )
 
 
 def clip_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:

@@ -192,9 +192,11 @@ def _flag(field: str) -> str:
 
 def _refused(values: Mapping[str, Any]) -> list[Fault]:
     """Return faults of arguments of models that are built otherwise."""
-    found, allowed = "a model that is built otherwise", "nothing: the zoo has no such layers"
-    stated = (name for name, value in values.items() if value not in (None, False, 0))
-    return [Fault(name, found, allowed) for name in stated if name in REFUSED]
+    return [
+        Fault(name, "a model that is built otherwise", "nothing: the zoo has no such layers")
+        for name, value in values.items()
+        if name in REFUSED and value not in (None, False, 0)
+    ]
 
 
 def _faults(stated: MegatronArguments) -> list[Fault]:

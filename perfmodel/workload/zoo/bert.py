@@ -103,7 +103,6 @@ def bert(
     shape, s = shape or SHAPES[name], sequence_length
     head = head or ("pre-training" if whole_head else "pooler")
     h, heads, vocabulary = shape.width, shape.heads, shape.vocabulary
-    limit = "one rank pools the first token, which all attend to"
     check_shard(
         shard,
         SharedSizes(
@@ -114,7 +113,9 @@ def bert(
             vocabulary,
             s,
             False,
-            context_limit="" if head == "masked" else limit,
+            context_limit=(
+                "" if head == "masked" else "one rank pools the first token, which all attend to"
+            ),
         ),
     )
     if shape.relative:

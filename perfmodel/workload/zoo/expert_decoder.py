@@ -160,9 +160,8 @@ def expert_decoder(
     )
     check_shard(shard, sizes)
     check_settings(settings, routed, shard)
-    splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
     refuse_if(
-        splits,
+        shape.latent is not None and shard.tensor > 1 and shard.library == "torch",
         "tensor",
         str(shard.tensor),
         f"1 for {name!r} with library: torch, or library: megatron",

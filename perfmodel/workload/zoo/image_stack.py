@@ -195,14 +195,14 @@ def _head(shape: ImageShape, tokens: int) -> Module:
     h = shape.block.width
     if shape.names == "dinov2" and shape.classes is not None:
         own = weight_and_bias("classifier", shape.classes, 2 * h)
-        means = float(tokens * h)
+
         return linear(
             "classifier",
             1,
             2 * h,
             shape.classes,
             parameters=own,
-            vector_elements=means,
+            vector_elements=float(tokens * h),
             saved_elements=float(2 * h),
             kernels=3,
         )

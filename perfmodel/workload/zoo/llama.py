@@ -188,8 +188,9 @@ def llama(
     check_mixers(name, shape, shard)
     weight = [each for each in last.parameters if each[0] == "lm_head.weight"]
     if shape.side_width:
-        allowed = "a table of its layers is not split"
-        raise_faults(shard_faults(shard) or whole_faults(shard, name, allowed))
+        raise_faults(
+            shard_faults(shard) or whole_faults(shard, name, "a table of its layers is not split")
+        )
     side = side_inputs(shape, s) if shape.side_width else []
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     return assemble(

@@ -45,9 +45,12 @@ def swin(
     Raises `InputError`: sides that do not halve, or are less than a window.
     """
     unit, root = patch << len(depths) - 1, "swin." * (classes is not None)
-    fits = image_size % unit == 0 and image_size // unit >= block.local
-    allowed = f"a multiple of {unit}, {unit * block.local} or more"
-    refuse_if(not fits, "image_size", str(image_size), allowed)
+    refuse_if(
+        image_size % unit or image_size // unit < block.local,
+        "image_size",
+        str(image_size),
+        f"a multiple of {unit}, {unit * block.local} or more",
+    )
     image = ImageShape(0, patch, image_size, block, channels)
     first = patches(f"{root}embeddings.patch_embeddings.projection", image, image_size, bias=True)
     side, width = image_size // patch, block.width
@@ -59,8 +62,9 @@ def swin(
             side, width = side // 2, 2 * width
             registered += parts[-1].parameters
         shape = replace(block, width=width, heads=count, mlp_width=block.mlp_width << stage)
-        path = f"{root}encoder.layers.{stage}.blocks"
-        blocks, ordered = stack_blocks(path, depth, shape, side**2)
+        blocks, ordered = stack_blocks(
+            f"{root}encoder.layers.{stage}.blocks", depth, shape, side**2
+        )
         registered += ordered
         size = len(blocks) // depth
         for at in range(0, len(blocks), size):
