@@ -293,6 +293,7 @@ def test_a_checkpoint_keeps_a_ranks_part_of_the_input(t: int, c: int) -> None:
             ["overlap: found 'gradients'.*torch"],
         ),
         ("mistral-7b", Shard(context=2), ["context_kind: found 'ring'.*slides"]),
+        ("gpt-oss-20b", Shard(context=2), ["context_kind: found 'ring'.*slides"]),
         ("bert-base", Shard(context=2), ["context: found 2; allowed: 1.*pools"]),
         ("t5-base", Shard(context=2), ["context: found 2; allowed: 1.*different numbers"]),
         ("resnet50", Shard(tensor=2, context=2), ["tensor: found 2; allowed: 1", "context: found"]),

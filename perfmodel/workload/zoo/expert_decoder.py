@@ -156,6 +156,7 @@ def expert_decoder(
         decoder.vocabulary,
         s,
         context_limit="keys and values of latent attention differ in size" if shape.latent else "",
+        window=any(decoder.window_of(layer) for layer in range(decoder.layers)),
         experts=routed.experts,
     )
     check_shard(shard, sizes)
