@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from perfmodel.api.questions import as_profile, as_sizes, as_topology, python_names
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.own_functions import check_function
 
 if TYPE_CHECKING:
@@ -87,8 +87,12 @@ def verify(
     if isinstance(algorithm, Schedule):
         return verify_schedule(algorithm, orders=orders, seed=seed, **own)
     if not isinstance(algorithm, str):
-        allowed = "a function of (ranks, nbytes) that returns a Schedule, a name, or a Schedule"
-        check_function("algorithm", algorithm, "(ranks, nbytes)", allowed)
+        check_function(
+            "algorithm",
+            algorithm,
+            "(ranks, nbytes)",
+            "a function of (ranks, nbytes) that returns a Schedule, a name, or a Schedule",
+        )
     counts = [ranks] if isinstance(ranks, int) else list(ranks)
     refuse_if(
         not all(isinstance(count, int) and count > 0 for count in counts),
@@ -260,7 +264,9 @@ def _nccl_settings(
     fields = {name: value for name, value in {"version": version, "env": env}.items() if value}
     if not fields:
         return settings
-    if settings is not None or library != "nccl":
-        allowed = "nothing beside settings, and only with library 'nccl'"
-        raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())
+    raise_faults(
+        Fault(name, repr(value), "nothing beside settings, and only with library 'nccl'")
+        for name, value in fields.items()
+        if settings is not None or library != "nccl"
+    )
     return settings_of(version=version, env=dict(env or {}), fields=("version", "env"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, PerfmodelError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, PerfmodelError, failed, raise_faults, refuse_if
 from perfmodel.files import flow_yaml, write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
@@ -183,8 +183,13 @@ def _first_that_fits(
             return changed, largest, memory, reason
     assert memory is not None
     needs, has = format_bytes(memory.total_bytes), format_bytes(memory.capacity_bytes)
-    allowed = "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)"
-    raise InputError(Fault("model", f"{needs} per GPU even with FSDP, of {has}", allowed))
+    raise InputError(
+        Fault(
+            "model",
+            f"{needs} per GPU even with FSDP, of {has}",
+            "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)",
+        )
+    )
 
 
 def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:
@@ -294,6 +299,9 @@ def write_draft(draft: Draft, path: Path, *, force: bool = False) -> Scenario:
 
 def check_new(path: Path, *, force: bool) -> None:
     """Refuse a file that exists, unless `force`."""
-    if path.exists() and not force:
-        allowed = "a new file (-o), or --force to replace it"
-        raise InputError(Fault("-o", f"{str(path)!r}, which exists", allowed))
+    refuse_if(
+        path.exists() and not force,
+        "-o",
+        f"{str(path)!r}, which exists",
+        "a new file (-o), or --force to replace it",
+    )

@@ -17,8 +17,9 @@ from perfmodel.api.questions import (
     as_profile,
     as_scenario,
     python_names,
+    refused,
 )
-from perfmodel.errors import Fault, InputError, describe_type, refuse_if
+from perfmodel.errors import refuse_if
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -294,8 +295,9 @@ def sweep(
     if isinstance(scenario, list | tuple):
         for each in scenario:
             if not isinstance(each, Variant):
-                allowed = "a scenario, or variants as perfmodel.variants makes them"
-                raise InputError(Fault("scenario", describe_type(each), allowed))
+                raise refused(
+                    "scenario", each, "a scenario, or variants as perfmodel.variants makes them"
+                )
     else:
         scenario = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
     with python_names():

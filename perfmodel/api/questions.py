@@ -94,8 +94,12 @@ def as_scenario(
         scenario = _find(question)
         if not changes:
             return scenario
-        allowed = "a name, a path or a mapping, where fields are to be changed"
-        refuse_if(not scenario.origin.content, "scenario", "a Scenario made of sections", allowed)
+        refuse_if(
+            not scenario.origin.content,
+            "scenario",
+            "a Scenario made of sections",
+            "a name, a path or a mapping, where fields are to be changed",
+        )
         return change_scenario(scenario, changes, flags=tuple(changes))
 
 
@@ -106,10 +110,10 @@ def _find(question: object) -> Scenario:
         return load_scenario(question)
     if isinstance(question, Mapping):
         return make_scenario(_plain(question))
-    raise _refused("scenario", question, A_SCENARIO)
+    raise refused("scenario", question, A_SCENARIO)
 
 
-def _refused(name: str, value: object, allowed: str) -> InputError:
+def refused(name: str, value: object, allowed: str) -> InputError:
     """Return the error about an argument of another type."""
     return InputError(Fault(name, describe_type(value), allowed))
 
@@ -118,7 +122,7 @@ def _check_fields(fields: object) -> dict[str, Any]:
     if fields is None:
         return {}
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise _refused("fields", fields, "a mapping of dotted fields such as {'cluster.nodes': 4}")
+        raise refused("fields", fields, "a mapping of dotted fields such as {'cluster.nodes': 4}")
     return dict(_plain(fields))
 
 
@@ -164,7 +168,7 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
     for at, (label, member) in enumerate(members, 1):
         varies = isinstance(member, Mapping) and not is_whole(member)
         if varies and at == 1:
-            raise _refused("scenarios.0", member, A_SCENARIO)
+            raise refused("scenarios.0", member, A_SCENARIO)
         changes = cast("Fields", member) if varies else {}
         scenario = as_scenario(members[0][1] if varies else member, changes)
         scenario = as_scenario(scenario, keywords=keywords)
@@ -194,7 +198,7 @@ def as_profile(profile: object) -> Profile | None:
         return profile
     if isinstance(profile, str | Path):
         return read_profile(str(profile))
-    raise _refused("profile", profile, "a name, a path or a Profile (perfmodel.read_profile)")
+    raise refused("profile", profile, "a name, a path or a Profile (perfmodel.read_profile)")
 
 
 def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> Topology:
@@ -210,8 +214,9 @@ def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> T
     if isinstance(machine, str | Path) or is_graph(machine):
         with python_names():
             return build_cluster(machine, nodes=nodes, fabric=fabric, gpus_per_node=gpus)
-    allowed = "a name such as 'dgx-a100', a path, a NetworkX graph or a Topology"
-    raise _refused("topology", machine, allowed)
+    raise refused(
+        "topology", machine, "a name such as 'dgx-a100', a path, a NetworkX graph or a Topology"
+    )
 
 
 def as_sizes(sizes: object) -> list[int]:
@@ -221,7 +226,7 @@ def as_sizes(sizes: object) -> list[int]:
     sizes = _plain(sizes)
     listed = [sizes] if isinstance(sizes, int | str) else sizes
     if not isinstance(listed, Iterable):
-        raise _refused("sizes", sizes, "bytes, or text with a unit such as '1 MiB', or several")
+        raise refused("sizes", sizes, "bytes, or text with a unit such as '1 MiB', or several")
     numbers = [
         round(parse_bytes(size, f"sizes.{at}")) if isinstance(size, str) else _plain(size)
         for at, size in enumerate(listed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.api.draft import Draft, check_new, commented, relative_file, usual_fabric
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.files import flow_yaml
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.topology.templates.build import load_node
@@ -82,9 +82,12 @@ def draft_from_trace(
     InputError
         No trace of training that a scenario can express, or files that exist.
     """
-    if answers.node is None and (answers.nodes is not None or answers.fabric is not None):
-        allowed = "--node beside it: the recorded machine is what it is"
-        raise InputError(Fault("--nodes, --fabric", "a machine without its name", allowed))
+    refuse_if(
+        answers.node is None and (answers.nodes is not None or answers.fabric is not None),
+        "--nodes, --fabric",
+        "a machine without its name",
+        "--node beside it: the recorded machine is what it is",
+    )
     ranks = read_ranks(traces)
     profile = profile_ranks(ranks)
     rebuilt = rebuild(

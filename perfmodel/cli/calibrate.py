@@ -25,7 +25,7 @@ from perfmodel.cli.output import (
     progress_bar,
     refuse,
 )
-from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
+from perfmodel.errors import Fault, allowed_names, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -176,10 +176,13 @@ def _profile_from_measurements(
         sources=[source_of(m, path) for m, path in zip(measurements, files, strict=True)],
         files=names,
     )
-    if not any(block.values for block in profile.fits):
-        sizes = {row.nbytes for measurement in measurements for row in measurement.rows}
-        allowed = "measurements at more sizes: these determine no number at all"
-        raise InputError(Fault("FILE", f"{len(sizes)} sizes in all", allowed))
+    sizes = {row.nbytes for measurement in measurements for row in measurement.rows}
+    refuse_if(
+        not any(block.values for block in profile.fits),
+        "FILE",
+        f"{len(sizes)} sizes in all",
+        "measurements at more sizes: these determine no number at all",
+    )
     for doubt in doubts(measurements, machine, names):
         print_note(f"Note: {doubt}.")
     return profile

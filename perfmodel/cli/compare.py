@@ -76,9 +76,12 @@ def compare(
     compare.html (one file, works offline), compare.csv and compare.json.
     """
     columns = _columns(scenarios, set_ or [], with_ or [])
-    if len(columns) < 2 and not attribute:
-        allowed = "two or more, a variation (--set, --with), or --attribute"
-        raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
+    refuse_if(
+        len(columns) < 2 and not attribute,
+        "SCENARIO",
+        "one scenario alone",
+        "two or more, a variation (--set, --with), or --attribute",
+    )
 
     from perfmodel.report.common.html import write_each
     from perfmodel.report.comparison import FILES, comparison_lines

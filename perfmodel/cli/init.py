@@ -19,7 +19,7 @@ from perfmodel.cli.output import (
     print_text,
     refuse,
 )
-from perfmodel.errors import Fault, InputError, PerfmodelError, refuse_if
+from perfmodel.errors import Fault, PerfmodelError, refuse_if
 from perfmodel.units import MOST_NODES
 
 if TYPE_CHECKING:
@@ -188,9 +188,12 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
     check_new(place, force=force)
     with flags_as_fields(_FLAGS):
         imported = import_file(topo, gpu=gpu)
-        if imported.is_fabric:
-            allowed = "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML"
-            raise InputError(Fault("--topo", f"{str(topo)!r}, a network", allowed))
+        refuse_if(
+            imported.is_fabric,
+            "--topo",
+            f"{str(topo)!r}, a network",
+            "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML",
+        )
         imported.node()
     for text in imported.notes:
         print_note(f"assumed: {text}")

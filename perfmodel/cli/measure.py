@@ -25,7 +25,7 @@ from perfmodel.cli.output import (
     progress_bar,
     refuse,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.measure.job import Measurement, MeasurementJob
@@ -153,9 +153,12 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
     """
     from perfmodel.measure.run import under_torchrun
 
-    if runs > 1 and under_torchrun():
-        allowed = "1 under torchrun, whose processes cannot start anew: start it again instead"
-        raise InputError(Fault("--runs", str(runs), allowed))
+    refuse_if(
+        runs > 1 and under_torchrun(),
+        "--runs",
+        str(runs),
+        "1 under torchrun, whose processes cannot start anew: start it again instead",
+    )
     if output is None:
         return []
     refuse(filter(None, [find_output_fault("-o", output)]))  # a folder has no name to number

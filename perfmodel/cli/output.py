@@ -272,9 +272,12 @@ def check_algorithm(library: str, algorithm: str) -> None:
     """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any."""
     from perfmodel.collectives.catalog import NCCL_ONLY
 
-    if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in NCCL_ONLY:
-        allowed = f"one that --library {library} has; only nccl has this one"
-        raise InputError(Fault("--algorithm", repr(algorithm), allowed))
+    refuse_if(
+        library in {"gloo", "mpi"} and algorithm.replace("-", "_") in NCCL_ONLY,
+        "--algorithm",
+        repr(algorithm),
+        f"one that --library {library} has; only nccl has this one",
+    )
 
 
 def library_settings(
@@ -293,17 +296,20 @@ def library_settings(
         "--nccl-version": version,
         "--one-process": "given" if one_process else None,
     }
-    if library != "nccl":
-        allowed = f"nothing with --library {library}, only with nccl"
-        refuse(
-            Fault(flag, repr(value), allowed) for flag, value in flags.items() if value is not None
-        )
+    refuse(
+        Fault(flag, repr(value), f"nothing with --library {library}, only with nccl")
+        for flag, value in flags.items()
+        if value is not None and library != "nccl"
+    )
     variables = environment_of(env)
     if protocol != "auto":
         stated = variables.setdefault("NCCL_PROTO", protocol)
-        if stated.lower() != protocol:
-            allowed = f"the same as in --env NCCL_PROTO={stated}"
-            raise InputError(Fault("--protocol", repr(protocol), allowed))
+        refuse_if(
+            stated.lower() != protocol,
+            "--protocol",
+            repr(protocol),
+            f"the same as in --env NCCL_PROTO={stated}",
+        )
         variables["NCCL_PROTO"] = protocol
     return settings_of(
         version=version, env=variables, one_process=one_process, fields=("--nccl-version", "--env")

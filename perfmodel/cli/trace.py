@@ -180,9 +180,11 @@ def export(
     question = read_question(scenario, set_)
     check_report_folder(output, [GROUPS], [question])
     prepared = prepare(question)
-    if prepared.job.strategy.plan is None:
-        raise question.fault(
-            "strategy.kind", repr(question.strategy.kind), "a strategy whose ranks share steps"
-        )
+    question.refuse_if(
+        prepared.job.strategy.plan is None,
+        "strategy.kind",
+        repr(question.strategy.kind),
+        "a strategy whose ranks share steps",
+    )
     files = write_plan(prepared.plan_for(None), output, question.name)
     print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import (
     collect_faults,
     find_file,
@@ -51,9 +51,14 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     """
     path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
     document = read_yaml(path)
-    if not isinstance(document, Mapping):
-        found = "a list only" if isinstance(document, list) else "one value only"
-        raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
+    refuse_if(
+        not isinstance(document, Mapping),
+        "document",
+        "a list only" if isinstance(document, list) else "one value only",
+        "the fields of a scenario",
+        str(path),
+        1,
+    )
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
     flags, notes = [], list[str]()

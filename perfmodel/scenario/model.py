@@ -106,6 +106,11 @@ class Scenario(FileModel):
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
 
+    def refuse_if(self, fails: object, field: str, found: str, allowed: str) -> None:
+        """Raise the error about a dotted field where a check fails."""
+        if fails:
+            raise self.fault(field, found, allowed)
+
     def with_origin(self, origin: SourceMap) -> "Scenario":
         """Return the same scenario with another source map."""
         copy = self.model_copy()
@@ -140,23 +145,31 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
     """
     cluster, scale = scenario.cluster, scenario.scale
     per_node = cluster.gpus_per_node or gpus_in_node
-    if per_node > gpus_in_node:
-        raise scenario.fault(
-            "cluster.gpus_per_node", str(per_node), f"at most {gpus_in_node}, as {cluster.node} has"
-        )
+    scenario.refuse_if(
+        per_node > gpus_in_node,
+        "cluster.gpus_per_node",
+        str(per_node),
+        f"at most {gpus_in_node}, as {cluster.node} has",
+    )
     whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
     scenario.data_ranks(whole.gpus)
     pipeline, shared = scenario.parallel.pipeline, scenario.parallel.gpus_per_replica
-    if pipeline.one_process and per_node % pipeline.stages:
-        allowed = f"a divisor of the {per_node} GPUs of a node, of which one process drives so many"
-        raise scenario.fault("parallel.pipeline.stages", str(pipeline.stages), allowed)
+    scenario.refuse_if(
+        pipeline.one_process and per_node % pipeline.stages,
+        "parallel.pipeline.stages",
+        str(pipeline.stages),
+        f"a divisor of the {per_node} GPUs of a node, of which one process drives so many",
+    )
     if scale is None or cluster.graph is not None:
         return (whole,)
     smaller = _smaller_sizes(scenario, scale, whole)
-    uneven = next((size for size in smaller if size.gpus % shared), None)
-    if uneven is not None:
-        allowed = f"sizes of the curve that are multiples of {shared} GPUs (parallel)"
-        raise scenario.fault("scale", f"{uneven.gpus} GPUs", allowed)
+    uneven = next((size.gpus for size in smaller if size.gpus % shared), None)
+    scenario.refuse_if(
+        uneven is not None,
+        "scale",
+        f"{uneven} GPUs",
+        f"sizes of the curve that are multiples of {shared} GPUs (parallel)",
+    )
     return (*smaller, whole)
 
 

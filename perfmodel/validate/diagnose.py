@@ -25,7 +25,7 @@ from perfmodel.calibrate.transfer.inputs import (
     prefer_out_of_place,
     settings_of_sweep,
 )
-from perfmodel.errors import Fault, InputError, PerfmodelError, refuse_if
+from perfmodel.errors import InputError, PerfmodelError, refuse_if
 from perfmodel.files.pasted_text import read_pasted_text
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
@@ -265,9 +265,12 @@ def diagnose(
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float]:
-    if row["interval_s"] is None:
-        allowed = "a profile with intervals, of this collective and number of GPUs"
-        raise InputError(Fault("--profile", "one that was measured with others", allowed))
+    refuse_if(
+        row["interval_s"] is None,
+        "--profile",
+        "one that was measured with others",
+        "a profile with intervals, of this collective and number of GPUs",
+    )
     low_s, high_s = row["interval_s"]
     return low_s, high_s
 

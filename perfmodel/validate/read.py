@@ -208,9 +208,14 @@ def sweeps_folder(folder: Path) -> Path:
     """
     if found := find_sweeps(folder):
         return found
-    actual = "no such folder" if not folder.is_dir() else f"no {META}"
-    allowed = f"a folder with {META}, in itself or in {SUBFOLDER}/"
-    raise InputError(Fault("--data", actual, allowed, str(folder)))
+    raise InputError(
+        Fault(
+            "--data",
+            f"no {META}" if folder.is_dir() else "no such folder",
+            f"a folder with {META}, in itself or in {SUBFOLDER}/",
+            str(folder),
+        )
+    )
 
 
 def read_sweeps(folder: Path | str) -> list[Sweep]:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.files import Count
 from perfmodel.scenario.sections.base import (
     Elements,
@@ -158,9 +158,12 @@ class ZeroStrategy(StrategyModel):
         Raises `InputError`: ranks that cannot be split into such groups.
         """
         holders = min(self.zero_hpz_partition_size, ranks)
-        if ranks % holders:
-            found, allowed = repr(self.zero_hpz_partition_size), f"a divisor of the {ranks} GPUs"
-            raise InputError(Fault("strategy.zero_hpz_partition_size", found, allowed))
+        refuse_if(
+            ranks % holders,
+            "strategy.zero_hpz_partition_size",
+            repr(self.zero_hpz_partition_size),
+            f"a divisor of the {ranks} GPUs",
+        )
         return self.model_copy(update={"zero_hpz_partition_size": holders})
 
     @property

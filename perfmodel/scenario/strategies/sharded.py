@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perfmodel.errors import Fault, FieldErrors, InputError
+from perfmodel.errors import Fault, FieldErrors, refuse_if
 from perfmodel.files import Count
 from perfmodel.scenario.sections.base import (
     Elements,
@@ -268,9 +268,12 @@ class MegatronStrategy(StrategyModel):
         Raises `InputError`: instances that do not divide the ranks.
         """
         instances = min(self.num_distributed_optimizer_instances, ranks)
-        if ranks % instances:
-            name = "strategy.num_distributed_optimizer_instances"
-            raise InputError(Fault(name, repr(instances), f"a divisor of the {ranks} GPUs"))
+        refuse_if(
+            ranks % instances,
+            "strategy.num_distributed_optimizer_instances",
+            repr(instances),
+            f"a divisor of the {ranks} GPUs",
+        )
         return ranks // instances if self.use_distributed_optimizer else 1
 
 

@@ -124,9 +124,12 @@ def search_batches(
 
     Raises `InputError`: a global batch is given, which is no candidate's to choose.
     """
-    if scenario.training.batch_per_gpu is None:
-        allowed = "training.batch_per_gpu instead of a global batch"
-        raise scenario.fault("plan.search_batch", "true", allowed)
+    scenario.refuse_if(
+        scenario.training.batch_per_gpu is None,
+        "plan.search_batch",
+        "true",
+        "training.batch_per_gpu instead of a global batch",
+    )
     best: dict[str, tuple[StepRequest, float]] = {}
 
     def is_better(predicted: PredictedStep) -> bool:

@@ -90,9 +90,10 @@ def apply_list(
 
     candidates = tuple(complete(candidate) for candidate in section.candidates)
     priced = section.model_copy(update={"candidates": candidates})
-    if len(paid := {money.currency for money in priced.money.values()}) > 1:
-        found, allowed = " and ".join(sorted(paid)), "one currency: nothing is converted"
-        raise scenario.fault("plan.prices", found, allowed)
+    paid = sorted({money.currency for money in priced.money.values()})
+    scenario.refuse_if(
+        len(paid) > 1, "plan.prices", " and ".join(paid), "one currency: nothing is converted"
+    )
     return priced, sources
 
 

@@ -298,18 +298,20 @@ def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
     """Refuse more pairs of workers and servers than can be simulated in half a minute."""
     workers, is_loose = len(plan.workers), plan.slack != 0
     pairs, most = workers * len(plan.servers), MOST_LOOSE_PAIRS if is_loose else MOST_PAIRS
-    if pairs > most:
-        ways = (
-            (True, "fewer servers or workers"),
-            (
-                is_loose and pairs <= MOST_PAIRS,
-                f"workers that stay together ({MOST_PAIRS:,} pairs)",
-            ),
-            (
-                sized.size.gpus_per_node > 1 and workers == sized.size.gpus,
-                "local_reduce: true, where a node is one worker",
-            ),
-        )
-        allowed = f"at most {most:,} pairs: {', or '.join(text for helps, text in ways if helps)}"
-        request = f"{len(plan.servers):,} with {workers:,} workers, {pairs:,} pairs"
-        raise sized.job.scenario.fault("strategy.servers", request, allowed)
+    ways = (
+        (True, "fewer servers or workers"),
+        (
+            is_loose and pairs <= MOST_PAIRS,
+            f"workers that stay together ({MOST_PAIRS:,} pairs)",
+        ),
+        (
+            sized.size.gpus_per_node > 1 and workers == sized.size.gpus,
+            "local_reduce: true, where a node is one worker",
+        ),
+    )
+    sized.job.scenario.refuse_if(
+        pairs > most,
+        "strategy.servers",
+        f"{len(plan.servers):,} with {workers:,} workers, {pairs:,} pairs",
+        f"at most {most:,} pairs: {', or '.join(text for helps, text in ways if helps)}",
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import (
     ClusterSize,
@@ -104,9 +104,12 @@ def run_scenario(
     inputs = replace(inputs, processes=as_disturbances(processes, steps))
     sized, reported = chosen if chosen and not inputs.processes else (None, None)
     largest = sized or size_job(inputs, inputs.sizes[-1])
-    if inputs.processes and largest.job.strategy.loops is not None:
-        allowed = f"none with {largest.job.strategy.name}, whose ranks share no steps"
-        raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
+    refuse_if(
+        inputs.processes and largest.job.strategy.loops is not None,
+        "processes",
+        str(len(inputs.processes)),
+        f"none with {largest.job.strategy.name}, whose ranks share no steps",
+    )
     points = list[SizeResult]()
     simulate: Callable[..., SizeResult] = partial(simulate_size, reported=reported)
     if largest.job.strategy.loops is not None:

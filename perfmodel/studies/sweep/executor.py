@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from perfmodel.errors import Fault, InputError, SweepError, allowed_names, failed, raise_faults
+from perfmodel.errors import Fault, SweepError, allowed_names, failed, raise_faults
 from perfmodel.studies.sweep.clusters import KEPT, RETRIES, WATCH_S, R, map_on_dask, map_on_ray
 
 if TYPE_CHECKING:
@@ -101,9 +101,12 @@ def search_workers(
     stated = {flag: value for flag, (value, usual) in flags.items() if value != usual}
     if not stated:
         return ALONE
-    if scenario.strategy.kind != "auto":
-        allowed = "nothing without strategy.kind: auto, whose layouts are simulated in parallel"
-        raise InputError(Fault(flag, str(value), allowed) for flag, value in stated.items())
+    allowed = "nothing without strategy.kind: auto, whose layouts are simulated in parallel"
+    raise_faults(
+        Fault(flag, str(value), allowed)
+        for flag, value in stated.items()
+        if scenario.strategy.kind != "auto"
+    )
     return Workers(jobs, check_backend(backend, scheduler, jobs), scheduler)
 
 

@@ -97,23 +97,25 @@ def tune_scenario(
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
     row = STRATEGIES.get(scenario.strategy.kind)
-    if row is None or not row.buckets:
-        raise scenario.fault(
-            "strategy.kind", repr(scenario.strategy.kind), "'ddp', which has buckets"
-        )
-    if not scenario.parallel.is_plain:
-        raise scenario.fault(
-            "parallel",
-            "a model that is split",
-            "nothing: buckets of a split model are not searched, each part has its own",
-        )
+    scenario.refuse_if(
+        row is None or not row.buckets,
+        "strategy.kind",
+        repr(scenario.strategy.kind),
+        "'ddp', which has buckets",
+    )
+    scenario.refuse_if(
+        not scenario.parallel.is_plain,
+        "parallel",
+        "a model that is split",
+        "nothing: buckets of a split model are not searched, each part has its own",
+    )
     sized = prepare(scenario, profile=profile, size=size)
-    if sized.size.gpus < 2:
-        raise scenario.fault(
-            "cluster.nodes",
-            "1 GPU in all",
-            "2 or more: one GPU reduces nothing, so that it has no buckets",
-        )
+    scenario.refuse_if(
+        sized.size.gpus < 2,
+        "cluster.nodes",
+        "1 GPU in all",
+        "2 or more: one GPU reduces nothing, so that it has no buckets",
+    )
     say = progress or (lambda _: None)
     say("times of all-reduces")
     with locate_errors(sized):

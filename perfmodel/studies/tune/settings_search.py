@@ -293,12 +293,12 @@ def tune_settings(
         allowed = f"one that can be tuned: {', '.join(tuned)}"
         raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)
     sized = prepare(scenario, profile=profile, size=size)
-    if sized.size.gpus < 2:
-        raise scenario.fault(
-            "cluster.nodes",
-            "1 GPU in all",
-            "2 or more: one GPU communicates nothing, so that settings change nothing",
-        )
+    scenario.refuse_if(
+        sized.size.gpus < 2,
+        "cluster.nodes",
+        "1 GPU in all",
+        "2 or more: one GPU communicates nothing, so that settings change nothing",
+    )
     settings = row.settings(
         scenario.strategy, scenario.data_ranks(sized.size.gpus), sized.size.nodes
     )

@@ -329,9 +329,12 @@ class _EventResolver:
             for field, pattern in (("from", traffic.from_), ("to", traffic.to))
         ]
         counts = list(map(len, sides))
-        if set(counts) - {1, max(counts)}:
-            allowed = f"one device, or as many as the {counts[0]} of 'from'"
-            raise InputError(Fault("to", f"{traffic.to!r}, {counts[1]} devices", allowed))
+        refuse_if(
+            set(counts) - {1, max(counts)},
+            "to",
+            f"{traffic.to!r}, {counts[1]} devices",
+            f"one device, or as many as the {counts[0]} of 'from'",
+        )
         sides = [each * max(counts) if len(each) == 1 else each for each in sides]
         pairs = [(src, dst) for src, dst in zip(*sides, strict=True) if src != dst]
         refuse_if(not pairs, "to", repr(traffic.to), "another device than 'from'")
@@ -340,8 +343,9 @@ class _EventResolver:
             for src, dst in pairs:
                 router.route(src, dst)
         except TopologyError as error:
-            allowed = f"a device within reach: {error}"
-            raise InputError(Fault("to", repr(traffic.to), allowed)) from None
+            raise InputError(
+                Fault("to", repr(traffic.to), f"a device within reach: {error}")
+            ) from None
         return pairs
 
 

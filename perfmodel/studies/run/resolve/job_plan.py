@@ -262,9 +262,12 @@ def plan_loops(
     make = job.strategy.loops
     assert make is not None
     offloaded = job.scenario.compute.offload_activations
-    if offloaded != "none":
-        allowed = f"'none' with strategy.kind: {job.scenario.strategy.kind}"
-        raise job.scenario.fault("compute.offload_activations", repr(offloaded), allowed)
+    job.scenario.refuse_if(
+        offloaded != "none",
+        "compute.offload_activations",
+        repr(offloaded),
+        f"'none' with strategy.kind: {job.scenario.strategy.kind}",
+    )
     request = StepRequest(
         workload=job.workload,
         times=layer_times_,

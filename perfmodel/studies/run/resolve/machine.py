@@ -262,9 +262,12 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
         with relocated_errors(scenario, "cluster.fabric"):
             return validate_document(FabricSpec, fields)
     overridden = sorted(fields.keys() - {"kind"})
-    if overridden:
-        conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
-        raise scenario.fault("cluster.fabric", conflict, "a file alone: it says all of its fabric")
+    scenario.refuse_if(
+        overridden,
+        "cluster.fabric",
+        f"{', '.join(overridden)} beside the file {section.kind!r}",
+        "a file alone: it says all of its fabric",
+    )
     return scenario.origin.beside("cluster.fabric", section.kind)
 
 

@@ -80,9 +80,12 @@ def resolve_scenario(
     own = None if strategy is None else make_strategy(strategy)
     if own is not None:
         scenario = without_strategy(scenario)
-    if scenario.strategy.kind == "auto":
-        allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
-        raise scenario.fault("strategy.kind", "'auto'", allowed)
+    scenario.refuse_if(
+        scenario.strategy.kind == "auto",
+        "strategy.kind",
+        "'auto'",
+        "a strategy that stands: perfmodel run, compare, sweep and plan choose it",
+    )
     checked, fidelities = fidelity or scenario.fidelity, get_args(Fidelity)
     refuse_if(
         checked not in fidelities, "fidelity", repr(checked), allowed_names(fidelities, checked)
@@ -153,12 +156,13 @@ def _of_this_device(scenario: Scenario, workload: Workload, gpu: Gpu) -> tuple[S
         measured = load_gpu(stated) if stated else gpu
     if gpu.name == measured.name or gpu.generation == measured.generation == "cpu":
         return scenario, workload
-    if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
-        allowed = (
-            f"a machine of {stated}; or a model whose work is known, of which layers are priced "
-            "anew: --set 'model={name: ...}', or matmul_flops per layer in its file"
-        )
-        raise scenario.fault(field, f"times of {stated}, on a machine of {gpu.name}", allowed)
+    scenario.refuse_if(
+        not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
+        field,
+        f"times of {stated}, on a machine of {gpu.name}",
+        f"a machine of {stated}; or a model whose work is known, of which layers are priced "
+        "anew: --set 'model={name: ...}', or matmul_flops per layer in its file",
+    )
     note = f"Times of layers in {compute.times} are of {stated}: priced anew for {gpu.name}."
     roofline = {"source": "roofline", "times": None, "gpu_spread": None, "overlap_slowdown": None}
     return (
@@ -201,12 +205,13 @@ def resolve_names(
         node = _read_node(scenario)
     with collect_faults(faults):
         workload = resolve_workload(scenario)
-        if not (
-            scenario.compute.master_weights
-            or any(ITEM_BYTES[each.dtype] < ITEM_BYTES["fp32"] for each in workload.tensors)
-        ):
-            allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
-            raise scenario.fault("compute.master_weights", "false", allowed)
+        scenario.refuse_if(
+            not scenario.compute.master_weights
+            and all(ITEM_BYTES[each.dtype] >= ITEM_BYTES["fp32"] for each in workload.tensors),
+            "compute.master_weights",
+            "false",
+            "true with parameters of fp32, which need no copies; or model.dtype: bf16",
+        )
     for number, job in enumerate(scenario.jobs):
         with collect_faults(faults):
             other_workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
@@ -259,9 +264,12 @@ def without_strategy(scenario: Scenario) -> Scenario:
 
     Raises `InputError`: the model is split over ranks, which the user's strategy would not know.
     """
-    if scenario.parallel.gpus_per_replica > 1 or scenario.parallel.expert > 1:
-        allowed = "nothing with a strategy of your own, whose plan has all ranks"
-        raise scenario.fault("parallel", "a model that ranks share", allowed)
+    scenario.refuse_if(
+        scenario.parallel.gpus_per_replica > 1 or scenario.parallel.expert > 1,
+        "parallel",
+        "a model that ranks share",
+        "nothing with a strategy of your own, whose plan has all ranks",
+    )
     return scenario.model_copy(update={"strategy": DdpStrategy()})
 
 

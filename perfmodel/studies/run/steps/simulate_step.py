@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Literal
 
 from perfmodel.arrays import RankGroup
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import Change
@@ -275,12 +275,13 @@ def _split_into_ranks(
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give every rank a class of its own, if there are few enough."""
     ranks = [rank for each in plan.classes for rank in each.ranks]
-    if len(ranks) > MOST_SINGLE_RANKS:
-        origin = next(each.origin for each in disturbances if each.jitter is not None)
-        allowed = f"at most {MOST_SINGLE_RANKS} ranks then, or no jitter"
-        raise InputError(
-            Fault(f"{origin}.jitter", f"jitter on {len(ranks)} ranks, where {reason}", allowed)
-        )
+    origin = next(each.origin for each in disturbances if each.jitter is not None)
+    refuse_if(
+        len(ranks) > MOST_SINGLE_RANKS,
+        f"{origin}.jitter",
+        f"jitter on {len(ranks)} ranks, where {reason}",
+        f"at most {MOST_SINGLE_RANKS} ranks then, or no jitter",
+    )
     home = {rank: each.name for each in plan.classes for rank in each.ranks}
     single = one_class_per_rank(plan)
     return single, tuple(
