@@ -6,14 +6,13 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from statistics import fmean
 
 import numpy as np
 
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
-from perfmodel.studies.run.steps.step_parts import PARTS, grouped, summed
+from perfmodel.studies.run.steps.step_parts import PARTS, summed
 from perfmodel.studies.run.usage import CommunicationUse, Staleness
 from perfmodel.timeline import Span, covered_s
 
@@ -170,8 +169,9 @@ class LoopMetrics:
 
     def staleness(self) -> Staleness:
         """How late gradients were, of those applied while rounds count."""
-        applied = grouped((e for e in self.run.staleness if e[0] >= self.from_s), itemgetter(1))
-        weights = {updates: sum(map(itemgetter(2), same)) for updates, same in applied.items()}
+        weights = summed(
+            (updates, nbytes) for at, updates, nbytes in self.run.staleness if at >= self.from_s
+        )
         total, most = sum(weights.values()), max(weights)
         return Staleness(
             mean=sum(updates * weights[updates] for updates in sorted(weights)) / total,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from operator import attrgetter, itemgetter
 
-from perfmodel.memo import once
+from perfmodel.memo import grouped, once
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.result import BucketTime
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.studies.tune.caps import (
     Caps,
     GradientOrder,
@@ -191,8 +189,8 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
 
 def _slowest_factor(constant: Sequence[Disturbance]) -> float:
     """Factor by which the slowest ranks are slower, which all others wait for."""
-    by_rank = grouped(((rank, each.by) for each in constant for rank in each.ranks), itemgetter(0))
-    return max((prod(by for _, by in own) for own in by_rank.values()), default=1.0)
+    by_rank = grouped((rank, each.by) for each in constant for rank in each.ranks)
+    return max(map(prod, by_rank.values()), default=1.0)
 
 
 def _around_backward_s(sized: SizedJob, constant: Sequence[Disturbance]) -> tuple[float, float]:
@@ -205,10 +203,9 @@ def _around_backward_s(sized: SizedJob, constant: Sequence[Disturbance]) -> tupl
     spans = [s for s in run.timeline.spans if s.step == SETTLED_STEPS - 1]
 
     def last_start_s(kind: str) -> float:
-        own = (
-            s for s in spans if (s.kind, s.micro_batch) == (kind, sized.job.options.accumulate - 1)
-        )
-        return max(each[0].start_s for each in grouped(own, attrgetter("rank_class")).values())
+        last = (kind, sized.job.options.accumulate - 1)
+        own = grouped((s.rank_class, s) for s in spans if (s.kind, s.micro_batch) == last)
+        return max(each[0].start_s for each in own.values())
 
     before_s = last_start_s("backward") - run.step_ends_s[-2]
     return before_s, run.step_ends_s[-1] - last_start_s("optimizer")

@@ -9,6 +9,7 @@ from operator import attrgetter
 import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.memo import grouped
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Bottleneck, Relief, SizeResult
@@ -24,7 +25,6 @@ from perfmodel.studies.run.steps.reliefs import (
 )
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.studies.run.usage import LinkEnds
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
@@ -271,9 +271,8 @@ def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> 
 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
-    by_op = grouped(
-        [task.work for task in plan.tasks if isinstance(task.work, Collective)], attrgetter("op")
-    )
+    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
+    by_op = grouped((work.op, work) for work in works)
     most = max(by_op.values(), key=lambda same: sum(each.times * each.nbytes for each in same))
     work = max(most, key=attrgetter("nbytes"))
     lowered, _ = timer.best(

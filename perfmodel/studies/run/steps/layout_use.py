@@ -12,6 +12,7 @@ from statistics import fmean
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
+from perfmodel.memo import grouped
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
@@ -19,7 +20,6 @@ from perfmodel.studies.run.steps.step_parts import (
     computes,
     executions_by_step,
     exposed_by_name,
-    grouped,
     intervals_of,
     is_communication,
     sum_sent_bytes,
@@ -123,7 +123,7 @@ def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple
         comm = intervals_of(span for span in own if span.kind == "communication")
         times_s = covered_s(compute), exposed_s(comm, compute), exposed_s([window], compute + comm)
         uses.append(StageUse(stage_of[each.ranks[0]], each.name, *times_s))
-    by_stage = grouped(uses, attrgetter("stage"))  # of a stage its slowest ranks count
+    by_stage = grouped((each.stage, each) for each in uses)  # its slowest ranks count
     return tuple(max(by_stage[at], key=attrgetter("busy_s")) for at in sorted(by_stage))
 
 
@@ -141,14 +141,14 @@ def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUs
     exposed_s: dict[str, float] = defaultdict(float)  # of all steps, mean over ranks
     ranks = sum(len(each.ranks) for each in plan.classes)
     for executions in by_step.values():
-        own = grouped(executions, lambda execution: execution[0].rank_class)
+        own = grouped((each[0].rank_class, each) for each in executions)
         for each in plan.classes:
             for dimension, time_s in exposed_by_name(
-                (own[each.name],), kinds, each.name, dimension_of_task
+                (own.get(each.name, ()),), kinds, each.name, dimension_of_task
             ).items():
                 exposed_s[dimension] += time_s * len(each.ranks) / ranks
     sent = grouped(
-        (task for task, *_ in by_step[steps[-1]] if is_communication(task)), dimension_of_task
+        (dimension_of_task(task), task) for task, *_ in by_step[steps[-1]] if is_communication(task)
     )
     machine = sized.ensemble.likely
     return tuple(
@@ -166,10 +166,7 @@ def _dimension_use(
     machine: Machine,
 ) -> DimensionUse:
     """Sum up the collectives of one dimension of the layout, of the rank class that sends most."""
-    works_of = {
-        name: [collective_of(task) for task in own]
-        for name, own in grouped(tasks, attrgetter("rank_class")).items()
-    }
+    works_of = grouped((task.rank_class, collective_of(task)) for task in tasks)
     names = {work.communicator for works in works_of.values() for work in works}
     called = [each for each in plan.communicators if each.name in names]
     pairs = [
@@ -191,10 +188,8 @@ def _dimension_use(
 
 def _group_ranks(communicators: Iterable[Communicator]) -> int:
     """Ranks of a dimension's groups; those of experts have so many rails of so many nodes."""
-    sizes = {
-        role: max(len(each.groups[0]) for each in same)
-        for role, same in grouped(communicators, attrgetter("role")).items()
-    }
+    by_role = grouped((each.role, len(each.groups[0])) for each in communicators)
+    sizes = {role: max(of_role) for role, of_role in by_role.items()}
     legs = sizes.pop("expert_rail", 1) * sizes.pop("expert_node", 1)
     return max(legs, *sizes.values(), 1)
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
-from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+from perfmodel.memo import grouped
 from perfmodel.simulate.engine.background import BackgroundJob, CollectiveArrivals
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.network import LinkCounters
@@ -45,7 +45,6 @@ from perfmodel.studies.run.steps.sized_job import (
 from perfmodel.studies.run.steps.step_parts import (
     busiest_class,
     communication_uses,
-    grouped,
     summed,
 )
 from perfmodel.studies.run.steps.uncertainty import (
@@ -193,8 +192,12 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
 
 def _time_buckets(sized: SizedJob, spans: Sequence[Span]) -> tuple[BucketTime, ...]:
     """Times of buckets: of the strategy's own, or of what a user's plan numbers as buckets."""
-    sent = (span for span in spans if span.kind == "communication" and span.bucket is not None)
-    numbered, tensors = grouped(sent, attrgetter("bucket")), sized.job.workload.tensors
+    tensors = sized.job.workload.tensors
+    numbered = grouped(
+        (span.bucket, span)
+        for span in spans
+        if span.kind == "communication" and span.bucket is not None
+    )
     own = [(at, same[0].nbytes, same, ()) for at, same in sorted(numbered.items())]
     listed = [
         (each.index, each.nbytes, numbered[each.index][-1:], each.tensors)
@@ -371,7 +374,7 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
             each,
             [ranks[at.last_rank] if by_rank else class_names[at.last] for at in each],
         )
-        for each in grouped(counted, attrgetter("name")).values()
+        for each in grouped((arrival.name, arrival) for arrival in counted).values()
     )
 
 

@@ -15,6 +15,7 @@ from perfmodel.arrays import RankGroup
 from perfmodel.errors import refuse_if
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
+from perfmodel.memo import grouped
 from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate, uses_sockets
 from perfmodel.simulate.engine.jitter import SlowSteps, Variation
@@ -27,7 +28,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     join_names,
 )
 from perfmodel.studies.run.steps.output_analysis import WARM_UP, mean_interval_s
-from perfmodel.studies.run.steps.step_parts import StepParts, grouped, mean_parts
+from perfmodel.studies.run.steps.step_parts import StepParts, mean_parts
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
 from perfmodel.training.plan.step_plan import (
@@ -227,14 +228,14 @@ def split_classes(
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give disturbed ranks classes of their own, one per set of disturbances."""
     plan = setup.plan_for(None)
-    pairs = grouped(((rank, each) for each in disturbances for rank in each.ranks), itemgetter(0))
-    causes_of = {rank: [each for _, each in same] for rank, same in pairs.items()}
+    causes_of = grouped((rank, each) for each in disturbances for rank in each.ranks)
     slow: list[SlowSteps] = []
     others = {each.gpu: setup.plan_for(each.gpu) for each in disturbances if each.gpu is not None}
     for rank_class in plan.classes if causes_of else ():
         alike = grouped(
-            (rank for rank in rank_class.ranks if rank in causes_of),
-            lambda rank: tuple(each.origin for each in causes_of[rank]),
+            (tuple(each.origin for each in causes_of[rank]), rank)
+            for rank in rank_class.ranks
+            if rank in causes_of
         )
         parts = [_make_part(setup, own, causes_of[own[0]], others) for own in alike.values()]
         if parts:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
+from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
@@ -51,14 +52,6 @@ def mean_parts(plan: StepPlan, run: Run, steps: range, step_s: float) -> StepPar
     )
 
 
-def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Group items by a key, in the order in which its values first occur."""
-    groups: dict[Any, list[T]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return groups
-
-
 def summed(pairs: Iterable[tuple[T, float]]) -> dict[T, float]:
     """Add up values by their keys, in the order in which these first occur; 0 for other keys."""
     totals: dict[T, float] = defaultdict(float)
@@ -69,7 +62,7 @@ def summed(pairs: Iterable[tuple[T, float]]) -> dict[T, float]:
 
 def spans_by_step(run: Run) -> dict[int, list[Span]]:
     """Group the spans of a run by step."""
-    return grouped(run.timeline.spans, attrgetter("step"))
+    return grouped((span.step, span) for span in run.timeline.spans)
 
 
 def _split_step(spans: list[Span], plan: StepPlan, step_s: float) -> StepParts:
@@ -201,7 +194,7 @@ def _busy_s(executions: Sequence[TaskExecution], op: str) -> float:
 
 def executions_by_step(run: Run, steps: range) -> dict[int, list[TaskExecution]]:
     """Group what ran in some steps by step."""
-    return grouped((each for each in run.executions if each[1] in steps), itemgetter(1))
+    return grouped((each[1], each) for each in run.executions if each[1] in steps)
 
 
 def is_communication(task: Task) -> bool:
