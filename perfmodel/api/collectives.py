@@ -194,8 +194,9 @@ def collective(
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows
             )
-    title = f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}"
-    return CollectiveTimes(rows, title, notes)
+    return CollectiveTimes(
+        rows, f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}", notes
+    )
 
 
 def diagnose(
@@ -239,13 +240,12 @@ def diagnose(
 
     request = MachineRequest(str(topology), nodes, gpus_per_node, fabric)
     with python_names():
-        settings = _nccl_settings("nccl", None, version, env)
         return Diagnoses(
             diagnose_log(
                 Path(log),
                 request,
                 op=op,
-                settings=settings,
+                settings=_nccl_settings("nccl", None, version, env),
                 profile=as_profile(profile),
                 progress=progress,
             )

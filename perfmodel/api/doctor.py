@@ -201,8 +201,8 @@ def _read_cuda() -> tuple[str, bool | None]:
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         return f"torch {version}, no CUDA device", False
-    devices = f"{torch.cuda.device_count()} devices"
-    return f"torch {version} with CUDA {torch.version.cuda}: {devices}", True
+    count = torch.cuda.device_count()
+    return f"torch {version} with CUDA {torch.version.cuda}: {count} devices", True
 
 
 def _read_nics(sysfs: Path) -> list[str]:

@@ -198,8 +198,11 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
     from perfmodel.studies.run.steps.sized_job import size_job
 
     def memory_of(samples: int) -> Memory:
-        sized = {**content, "training": {"batch_per_gpu": samples}, "scale": None}
-        inputs = resolve_scenario(make_scenario(sized), None, None)
+        inputs = resolve_scenario(
+            make_scenario({**content, "training": {"batch_per_gpu": samples}, "scale": None}),
+            None,
+            None,
+        )
         return size_job(inputs, inputs.sizes[-1]).memory()
 
     best, memory = batch or 1, memory_of(batch or 1)

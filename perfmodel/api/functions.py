@@ -168,14 +168,21 @@ def tune(
     row = STRATEGIES.get(question.strategy.kind)
     with python_names():
         if row is None or row.buckets:
-            tuned = tune_scenario(
-                question, profile=measured, size=size, horovod=horovod, progress=progress
+            return showing(
+                BucketTuning,
+                tune_scenario(
+                    question, profile=measured, size=size, horovod=horovod, progress=progress
+                ),
             )
-            return showing(BucketTuning, tuned)
-        allowed = "a scenario with strategy ddp, or kind: horovod"
-        refuse_if(horovod, "horovod", f"strategy {question.strategy.kind}", allowed)
-        settings = tune_settings(question, profile=measured, size=size, progress=progress)
-        return showing(StrategyTuning, settings)
+        refuse_if(
+            horovod,
+            "horovod",
+            f"strategy {question.strategy.kind}",
+            "a scenario with strategy ddp, or kind: horovod",
+        )
+        return showing(
+            StrategyTuning, tune_settings(question, profile=measured, size=size, progress=progress)
+        )
 
 
 def compare(

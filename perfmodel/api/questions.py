@@ -55,11 +55,12 @@ def python_names() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        faults = [
-            replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
-            for f in error.faults
-        ]
-        raise InputError(faults) from error.__cause__
+        raise InputError(
+            [
+                replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
+                for f in error.faults
+            ]
+        ) from error.__cause__
 
 
 def as_scenario(

@@ -111,8 +111,9 @@ def init(
         if topo is not None:
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
         with flags_as_fields(_FLAGS):
-            recorded = TraceAnswers(gpu, batch, model, node, nodes, fabric)
-            draft = draft_from_trace(trace, output, recorded, force=force)
+            draft = draft_from_trace(
+                trace, output, TraceAnswers(gpu, batch, model, node, nodes, fabric), force=force
+            )
         _write(draft, output, f"perfmodel run {output}", force=force)
         return
     refuse_if(
@@ -135,8 +136,9 @@ def init(
     )
     if topo is not None:
         node = str(_import_node(topo, gpu, output, force=force))
-    place = node or "dgx-a100"
-    answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
+    answers = DraftAnswers(
+        model, config, node or "dgx-a100", nodes or 1, fabric, precision, batch, strategy
+    )
     with flags_as_fields(_FLAGS):
         draft = draft_scenario(answers, output.parent)
     _write(

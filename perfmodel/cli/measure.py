@@ -131,8 +131,10 @@ def _measure_once(
 
     which = "" if runs == 1 else f", run {number} of {runs}"
     flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
-    label = f"measuring {job.algorithm} on {job.backend}{which}"
-    with progress_bar(label) as progress, flags_as_fields(flags):
+    with (
+        progress_bar(f"measuring {job.algorithm} on {job.backend}{which}") as progress,
+        flags_as_fields(flags),
+    ):
         measurement = execute(job, progress)
     if measurement is None:
         return None

@@ -83,11 +83,14 @@ def buckets(
         partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
     held = [(bucket, [names[tensor] for tensor in bucket.tensors]) for bucket in partition]
     if json:
-        documents = [
-            {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
-            for bucket, own in held
-        ]
-        print_json({"buckets": documents})
+        print_json(
+            {
+                "buckets": [
+                    {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
+                    for bucket, own in held
+                ]
+            }
+        )
         return
     print_table(
         (">bucket", ">bytes", ">size", ">tensors", "parameters"),
@@ -228,19 +231,22 @@ def models(
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
         zoo = [load_workload(name) for name in names or zoo_names()]
     if json:
-        documents = [
+        print_json(
             {
-                "name": m.name,
-                "parameters": m.parameters,
-                "tensors": len(m.tensors),
-                "nbytes": m.nbytes,
-                "sample": str(m.sample),
-                "source": m.source,
-                "notes": m.notes,
+                "models": [
+                    {
+                        "name": m.name,
+                        "parameters": m.parameters,
+                        "tensors": len(m.tensors),
+                        "nbytes": m.nbytes,
+                        "sample": str(m.sample),
+                        "source": m.source,
+                        "notes": m.notes,
+                    }
+                    for m in zoo
+                ]
             }
-            for m in zoo
-        ]
-        print_json({"models": documents})
+        )
         return
     print_table(
         ("model", ">parameters", ">tensors", ">size", "of", "one sample"),

@@ -89,8 +89,9 @@ def print_blocks(blocks: Iterable[Block]) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        width = shutil.get_terminal_size().columns
-        console = Console(width=width, highlight=False, file=sys.stdout)
+        console = Console(
+            width=shutil.get_terminal_size().columns, highlight=False, file=sys.stdout
+        )
         with console.capture() as captured:
             render_terminal(blocks, console)
         text = captured.get()
@@ -159,8 +160,7 @@ def find_output_fault(flag: str, path: Path) -> Fault | None:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
             return None
     except OSError as error:
-        reason = error.strerror or str(error)
-        return Fault(flag, f"{name} ({reason})", "a place that can be written")
+        return Fault(flag, f"{name} ({error.strerror or error})", "a place that can be written")
 
 
 def check_outputs(
@@ -178,8 +178,13 @@ def check_outputs(
     for flag, path in outputs.items():
         same = next((name for name, other in used.items() if _is_same_file(path, other)), None)
         if same is not None:
-            allowed = f"another file than that of {same}, which it would replace"
-            faults.append(Fault(flag, repr(str(path)), allowed))
+            faults.append(
+                Fault(
+                    flag,
+                    repr(str(path)),
+                    f"another file than that of {same}, which it would replace",
+                )
+            )
         used[flag] = path
     refuse(fault for fault in faults if fault is not None)
 

@@ -101,8 +101,12 @@ def run(
         drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
         check_report_folder(output, [*FILES, *drawn], [question], profile)
 
-    is_ignored = seconds < math.inf and question.strategy.kind != "auto"
-    refuse_if(is_ignored, "--seconds", f"{seconds:g}", "nothing without strategy.kind: auto")
+    refuse_if(
+        seconds < math.inf and question.strategy.kind != "auto",
+        "--seconds",
+        f"{seconds:g}",
+        "nothing without strategy.kind: auto",
+    )
 
     from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.studies.run import run_scenario

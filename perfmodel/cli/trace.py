@@ -78,8 +78,13 @@ def trace(
     if chakra or topology is not None:
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
     elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
-        allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
-        raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
+        raise InputError(
+            Fault(
+                "--nodes, --fabric, --library",
+                "a machine",
+                "nothing with traces of a profiler: --set cluster.nodes=2, and so on",
+            )
+        )
     else:
         _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
 

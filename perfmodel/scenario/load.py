@@ -102,8 +102,9 @@ def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenari
     ... }).cluster.node
     'dgx-a100'
     """
-    sections = {field: value for field, value in content.items() if "." not in field}
-    plain_content = copy.deepcopy(sections)
+    plain_content = copy.deepcopy(
+        {field: value for field, value in content.items() if "." not in field}
+    )
     faults: list[Fault] = []
     for field, value in content.items():
         if "." in field:
@@ -200,8 +201,9 @@ def _apply_override(content: dict[str, Any], text: str, notes: list[str]) -> str
     """Replace one field in place, and return its name; add to `notes` as `_replace_field` does."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
-        allowed = "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'"
-        raise InputError(Fault("--set", repr(text), allowed))
+        raise InputError(
+            Fault("--set", repr(text), "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'")
+        )
     field = match["field"]
     try:
         value = plain(parse_yaml(match["value"]))

@@ -94,8 +94,11 @@ class Scenario(FileModel):
             divisors = [str(n) for n in range(1, gpus + 1) if gpus % n == 0]
             more = ["..."] if len(divisors) > _MOST_DIVISORS else []
             listed = ", ".join(divisors[:_MOST_DIVISORS] + more)
-            allowed = f"degrees whose product divides the {gpus} GPUs: {listed}"
-            raise self.fault("parallel", f"{degrees}: {shared} GPUs together", allowed)
+            raise self.fault(
+                "parallel",
+                f"{degrees}: {shared} GPUs together",
+                f"degrees whose product divides the {gpus} GPUs: {listed}",
+            )
         return gpus // shared
 
     def locate(self, field: str) -> tuple[str | None, int | None]:

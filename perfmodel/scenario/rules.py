@@ -31,8 +31,14 @@ def sizes_fit(parts: SimpleNamespace, origin: SourceMap) -> Iterable[Row]:
     """Find sizes that the cluster does not have."""
     cluster, scale = parts.cluster, parts.scale
     if cluster.graph is not None:
-        allowed = "nothing beside cluster.graph, which is one cluster"
-        return [(not origin.from_flag("cluster.graph"), "scale", "sizes of a curve", allowed)]
+        return [
+            (
+                not origin.from_flag("cluster.graph"),
+                "scale",
+                "sizes of a curve",
+                "nothing beside cluster.graph, which is one cluster",
+            )
+        ]
     if is_resized_by_flag(origin):
         return []
     limits = {"nodes": cluster.nodes, "gpus": cluster.nodes * (cluster.gpus_per_node or 0)}
@@ -63,8 +69,9 @@ def batch_divides(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
         return []  # said where sizes are worked out
     ranks = tuple(gpus // shared for gpus in counts)
     allowed = divisible_by(ranks, steps, "GPUs" if shared == 1 else "data-parallel ranks")
-    is_uneven = any(batch % (count * steps) for count in ranks)
-    return [(is_uneven, "training.global_batch", batch, allowed)]
+    return [
+        (any(batch % (count * steps) for count in ranks), "training.global_batch", batch, allowed)
+    ]
 
 
 def nodes_suffice(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:

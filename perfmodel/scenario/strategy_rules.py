@@ -23,8 +23,14 @@ def _short(value: object) -> str:
 def one_node_only(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Refuse several nodes under a strategy that drives the GPUs of one."""
     nodes = parts.cluster.nodes
-    allowed = f"1 with {_kind(parts)}, which drives the GPUs of one node"
-    return [(nodes > 1 and parts.strategy.one_node_only, "cluster.nodes", nodes, allowed)]
+    return [
+        (
+            nodes > 1 and parts.strategy.one_node_only,
+            "cluster.nodes",
+            nodes,
+            f"1 with {_kind(parts)}, which drives the GPUs of one node",
+        )
+    ]
 
 
 def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:

@@ -220,9 +220,16 @@ def diagnose_log(
                 fabric=with_usual_routing(request.topology, request.fabric) if nodes > 1 else None,
                 gpus_per_host=each,
             )
-            stated = settings_of_sweep(sweep, settings)
             diagnoses.append(
-                diagnose(topology, stated, sweep.op, sweep.rows, said, profile, sweep.notes)
+                diagnose(
+                    topology,
+                    settings_of_sweep(sweep, settings),
+                    sweep.op,
+                    sweep.rows,
+                    said,
+                    profile,
+                    sweep.notes,
+                )
             )
         except InputError as error:
             raise error.located(str(path)) from None
@@ -389,8 +396,9 @@ def _curve(
     timer: UncontendedTimer,
 ) -> np.ndarray:
     """Logarithms of the times of a machine."""
-    nbytes = [size.nbytes for size in sizes]
-    rows = collective_rows(topology, op=op, sizes=nbytes, settings=settings, nominal=timer)
+    rows = collective_rows(
+        topology, op=op, sizes=[size.nbytes for size in sizes], settings=settings, nominal=timer
+    )
     return np.log([row["time_s"] for row in rows])
 
 

@@ -121,14 +121,22 @@ def _match(sweep: Sweep, folder: Path) -> Matched:
         if stated.gpu.others:
             notes.append(f"all GPUs taken as the first that is named, none as {stated.gpu.others}")
     topology = build_cluster(host.node, layout, text)
-    nvlink = any(host.node.links[edge.link].kind == "nvlink" for edge in host.node.edges)
     settings, remarks = read_settings(
-        sweep.nccl_version, sweep.proc_model, text, sweep.gpus_per_node, nvlink=nvlink
+        sweep.nccl_version,
+        sweep.proc_model,
+        text,
+        sweep.gpus_per_node,
+        nvlink=any(host.node.links[edge.link].kind == "nvlink" for edge in host.node.edges),
     )
     notes += [*layout.assumptions, *host.assumptions, *remarks]
-    hardware = _hardware(host.node, layout, topology)
     return Matched(
-        topology, settings, sweep.collective, tuple(notes), unstated, hardware, host.node
+        topology,
+        settings,
+        sweep.collective,
+        tuple(notes),
+        unstated,
+        _hardware(host.node, layout, topology),
+        host.node,
     )
 
 
@@ -197,10 +205,12 @@ def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
     )
     if not listed:
         return topology
-    ranks = tuple(
-        topology.ranks[host * gpus + gpu] for host in range(layout.hosts) for gpu in numbers
+    return dataclasses.replace(
+        topology,
+        ranks=tuple(
+            topology.ranks[host * gpus + gpu] for host in range(layout.hosts) for gpu in numbers
+        ),
     )
-    return dataclasses.replace(topology, ranks=ranks)
 
 
 # ---------------------------------------------------------------- hardware, and what is open

@@ -57,8 +57,11 @@ def times_of(records: Sequence[Record], meta: RowReader) -> Times:
         if (algbw := _printed(reader, "algbw_GBps")) >= _LEGIBLE_GBPS
     ]
     _check_unit(ratios, records, meta)
-    rows = sorted((row for _, row in timed), key=lambda row: row.nbytes)
-    return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
+    return Times(
+        tuple(sorted((row for _, row in timed), key=lambda row: row.nbytes)),
+        ranks.pop() if len(ranks) == 1 else None,
+        tuple(notes),
+    )
 
 
 def _printed(reader: RowReader, field: str) -> float:
@@ -110,8 +113,9 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowRea
         units = (unit for factor, unit in nearest.items() if 0.5 <= typical / factor <= 2)
         unit = next(units, "another unit or size")
         actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
-        reader = RowReader(records[0], meta.faults)
-        reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")
+        RowReader(records[0], meta.faults).fault(
+            "time_us", actual, "microseconds that give the bandwidth printed beside them"
+        )
 
 
 SUBFOLDER = "nccl_sweeps"

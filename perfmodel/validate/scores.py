@@ -91,8 +91,7 @@ def even_weights(points: Sequence[DataPoint]) -> NDArray[np.float64]:
     names, at, counts = np.unique(
         [point.table for point in points], return_inverse=True, return_counts=True
     )
-    weights: NDArray[np.float64] = 1.0 / counts[at] if len(names) else np.zeros(0)
-    return weights
+    return 1.0 / counts[at] if len(names) else np.zeros(0)
 
 
 def weighted_quantile(

@@ -88,8 +88,12 @@ class NicSection(Section):
     pcie: Name | None = Field(default=None, description="slot of each: 'gen4 x8'")
 
     def _rules(self) -> Rules:
-        both = self.count is not None and self.per_socket is not None
-        return ((both, "count or per_socket: each says how many there are"),)
+        return (
+            (
+                self.count is not None and self.per_socket is not None,
+                "count or per_socket: each says how many there are",
+            ),
+        )
 
 
 Nics = Annotated[NicSection, expand_name("text"), expand_number("count"), OR_NAME]
@@ -337,5 +341,9 @@ class ClusterSection(Section):
     def _rules(self) -> Rules:
         own = {"graph"} if self.node != self.graph else {"graph", "node"}
         others = ", ".join(sorted(self.model_fields_set - own))
-        allowed = f"graph alone, which says all of the machine, without {others}"
-        return ((self.graph is not None and others, allowed),)
+        return (
+            (
+                self.graph is not None and others,
+                f"graph alone, which says all of the machine, without {others}",
+            ),
+        )

@@ -56,8 +56,12 @@ class SlowEvent(Section):
     )
 
     def _rules(self) -> Rules:
-        both = (self.ranks is None) == (self.nodes is None)
-        return ((both, "either 'ranks' or 'nodes', exactly one list"),)
+        return (
+            (
+                (self.ranks is None) == (self.nodes is None),
+                "either 'ranks' or 'nodes', exactly one list",
+            ),
+        )
 
 
 class JitterEvent(Section):
@@ -73,8 +77,12 @@ class JitterEvent(Section):
     seed: Index | None = Field(default=None, description="default: the scenario's")
 
     def _rules(self) -> Rules:
-        is_wide = self.kind == "normal" and self.cv > 1 / 3
-        return ((is_wide, "a cv of 1/3 at most with kind: normal, which would fall below zero"),)
+        return (
+            (
+                self.kind == "normal" and self.cv > 1 / 3,
+                "a cv of 1/3 at most with kind: normal, which would fall below zero",
+            ),
+        )
 
 
 class DegradeEvent(Section):

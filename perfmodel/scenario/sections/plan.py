@@ -139,8 +139,9 @@ _MOST_SAMPLES = 1e18
 def _parse_whole(value: object) -> int:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
     is_whole = 0 < number <= _MOST_SAMPLES and number == int(number)
-    allowed = f"a whole number above zero, such as 300e9, at most {_MOST_SAMPLES:g}"
-    check_rows((not is_whole, allowed))
+    check_rows(
+        (not is_whole, f"a whole number above zero, such as 300e9, at most {_MOST_SAMPLES:g}")
+    )
     return int(number)
 
 
@@ -257,8 +258,12 @@ class PowerSection(Section):
     )
 
     def _rules(self) -> Rules:
-        both = self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set
-        return ((both, "'per_node', or 'per_gpu' and 'factor', not both"),)
+        return (
+            (
+                self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set,
+                "'per_node', or 'per_gpu' and 'factor', not both",
+            ),
+        )
 
 
 class SpotSection(FileModel):
@@ -366,8 +371,9 @@ class UpgradeSection(Section):
 
     def _rules(self) -> Rules:
         prices = (self.price, self.price_per_node, self.price_per_gpu_hour)
-        allowed = "one of 'price', 'price_per_node' and 'price_per_gpu_hour'"
-        return ((prices.count(None) < 2, allowed),)
+        return (
+            (prices.count(None) < 2, "one of 'price', 'price_per_node' and 'price_per_gpu_hour'"),
+        )
 
 
 class PlanSection(FileModel):

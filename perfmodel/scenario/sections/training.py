@@ -355,8 +355,7 @@ class TrainingSection(Section):
     def _infer_scaling(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        strong = data.get("global_batch") is not None
-        return {"scaling": "strong" if strong else "weak", **data}
+        return {"scaling": "weak" if data.get("global_batch") is None else "strong", **data}
 
     def _rules(self) -> Rules:
         names = ("batch_per_gpu", "global_batch")
@@ -373,8 +372,10 @@ class ScaleSection(Section):
 
     def _rules(self) -> Rules:
         both = (self.gpus is None) == (self.nodes is None)
-        grows = is_growing(self.gpus or self.nodes or ())
         return (
             (both, "either 'gpus' or 'nodes', exactly one list"),
-            (not grows, "sizes that grow, such as [1, 2, 4, 8]"),
+            (
+                not is_growing(self.gpus or self.nodes or ()),
+                "sizes that grow, such as [1, 2, 4, 8]",
+            ),
         )

@@ -70,8 +70,12 @@ class QuantizationHook(Section):
     )
 
     def _rules(self) -> Rules:
-        unused = self.kind == "quantization_pertensor" and self.bucket_size is not None
-        return ((unused, "no 'bucket_size' with 'quantization_pertensor', which has one scale"),)
+        return (
+            (
+                self.kind == "quantization_pertensor" and self.bucket_size is not None,
+                "no 'bucket_size' with 'quantization_pertensor', which has one scale",
+            ),
+        )
 
 
 NO_HOOK = CastHook()

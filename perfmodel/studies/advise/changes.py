@@ -229,8 +229,10 @@ def _batches(scenario: Scenario) -> Iterator[tuple[bool, Proposed]]:
         yield can_accumulate, Proposed(text, fields, "batch", "training", note, is_plural=True)
     text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
     recomputed, note = {**batch(2), "compute.recompute": "full"}, f"2 times {FOLLOW}"
-    proposed = Proposed(text, recomputed, "batch", "training", note)
-    yield scenario.compute.recompute != "full", proposed
+    yield (
+        scenario.compute.recompute != "full",
+        Proposed(text, recomputed, "batch", "training", note),
+    )
 
 
 def _of_compute(scenario: Scenario, changes: Sequence[_ComputeChange]) -> Rows:

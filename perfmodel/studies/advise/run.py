@@ -131,9 +131,13 @@ class _Trials:
             changed = apply_changes(self.scenario, changes)
         except PerfmodelError as error:
             return Trial(changes, None, None, None, str(error))
-        base_bytes = self.base.memory.total_bytes
         _, outcome = simulate_changed(
-            0, changed, self.profile, base_bytes, with_limits=with_limits, with_ends=with_limits
+            0,
+            changed,
+            self.profile,
+            self.base.memory.total_bytes,
+            with_limits=with_limits,
+            with_ends=with_limits,
         )
         return self._keep(changes, outcome)
 
@@ -333,8 +337,12 @@ def scan_settings(sized: SizedJob) -> Iterator[Proposed]:
     if row.buckets:
         best = _best(sized, "bucket_cap", [f"{cap} MiB" for cap in CAPS_MIB], now_s)
         if best is not None:
-            fields = {"strategy.bucket_cap": best, **OTHER_CAPS}
-            yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
+            yield Proposed(
+                f"buckets of {best}",
+                {"strategy.bucket_cap": best, **OTHER_CAPS},
+                "buckets",
+                is_plural=True,
+            )
     ranks, nodes = scenario.data_ranks(sized.size.gpus), sized.size.nodes
     for setting in row.settings(scenario.strategy, ranks, nodes) if row.settings else ():
         best = _best(

@@ -149,8 +149,13 @@ def search_batches(
             better = [each.request for each in predict_all(tried) if is_better(each)]
             tried = [_larger(scenario, request, factor) for request in better]
         tried = [_larger(scenario, request, 1.5) for request, _ in best.values()]
-    chosen = tuple(best[c.name][0].candidate if c.name in best else c for c in plan.candidates)
-    return plan.model_copy(update={"candidates": chosen})
+    return plan.model_copy(
+        update={
+            "candidates": tuple(
+                best[c.name][0].candidate if c.name in best else c for c in plan.candidates
+            )
+        }
+    )
 
 
 def _larger(scenario: Scenario, request: StepRequest, factor: float) -> StepRequest:

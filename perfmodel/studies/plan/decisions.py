@@ -388,9 +388,12 @@ def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> st
     env, name = scenario.library.env, NCCL_ALGO_NAMES.get(algorithm)
     if not load_library(scenario.library.name).nccl_tuner or name is None or "NCCL_ALGO" in env:
         return ""
-    by_name = change_scenario(scenario, {"library.env": {**env, "NCCL_ALGO": name}})
     before_s, after_s = (
-        prepare(each, profile=profile).step().step_time_s for each in (scenario, by_name)
+        prepare(each, profile=profile).step().step_time_s
+        for each in (
+            scenario,
+            change_scenario(scenario, {"library.env": {**env, "NCCL_ALGO": name}}),
+        )
     )
     if before_s < LEAST_SPEEDUP * after_s:
         return ""

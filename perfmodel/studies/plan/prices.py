@@ -82,14 +82,18 @@ def apply_list(
         if is_open and not isinstance(node, str):
             if rate is None:
                 found = f"nothing, and no rate of a {node[1].name} is listed"
-                allowed = f"a duration such as '264 d', here or in candidate {name!r} alone"
-                raise scenario.fault("plan.failures.mtbf_per_node", found, allowed)
+                raise scenario.fault(
+                    "plan.failures.mtbf_per_node",
+                    found,
+                    f"a duration such as '264 d', here or in candidate {name!r} alone",
+                )
             changes["mtbf_per_node"] = rate.mtbf_per_node * rate.gpus_per_node / node[0]
             sources[f"failures of {name}"] = f"{rate.source}, {rate.date}"
         return candidate.model_copy(update=changes)
 
-    candidates = tuple(complete(candidate) for candidate in section.candidates)
-    priced = section.model_copy(update={"candidates": candidates})
+    priced = section.model_copy(
+        update={"candidates": tuple(complete(candidate) for candidate in section.candidates)}
+    )
     paid = sorted({money.currency for money in priced.money.values()})
     scenario.refuse_if(
         len(paid) > 1, "plan.prices", " and ".join(paid), "one currency: nothing is converted"

@@ -172,8 +172,11 @@ def _assemble_result(
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
     scenarios = {(p.request.candidate.name, p.request.nodes): p.scenario for p in plain}
-    is_weak = scenario.training.scaling == "weak"
-    base = "one GPU of the candidate" if is_weak else "the candidate's smallest size that fits"
+    base = (
+        "one GPU of the candidate"
+        if scenario.training.scaling == "weak"
+        else "the candidate's smallest size that fits"
+    )
     return PlanResult(
         scenario=scenario.name,
         question=scenario.question,

@@ -170,8 +170,9 @@ def network_notes(
     added = sorted(f"{name}={value}" for name, value in machine.settings.env.items() - own)
     required = f"NCCL is set as the maker of the network requires: {', '.join(added)}."
     ranks, named = range(len(machine.topology.ranks)), find_named(op, algorithm)
-    lowered = nominal.best(op, nbytes, ranks, 0, named)[0]
-    routing = describe_routing(hash_cost(nominal, lowered), nbytes, op)
+    routing = describe_routing(
+        hash_cost(nominal, nominal.best(op, nbytes, ranks, 0, named)[0]), nbytes, op
+    )
     return (required, *routing) if added else routing
 
 

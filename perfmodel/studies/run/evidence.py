@@ -120,8 +120,8 @@ class Evidence:
         own = f"; {' and '.join(self.stated)} by your own measurement" if self.stated else ""
         apart = f"; differs in {_in_words(first.apart)}" if first.apart else ""
         nearest = f"{'' if is_near else 'nearest: '}{first.record}"
-        off = f"off by {100 * abs(first.error):.0f} %"
-        return f"{self.grade}{beyond} ({nearest}: {off}{apart}){own}"
+        error = f"{100 * abs(first.error):.0f} %"
+        return f"{self.grade}{beyond} ({nearest}: off by {error}{apart}){own}"
 
 
 _WORDS = {
@@ -229,11 +229,20 @@ def _read(row: Sequence[str]) -> Record:
     table, model, gpu, kind, chip, precision, strategy, network, *numbers, first, source = row
     gpus, parameters, samples, count, error, inside, width = numbers
     parts = tuple(strategy.split(JOIN))
-    sizes = int(gpus), float(parameters), float(samples)
     return Record(
         table,
         model,
-        Setting(gpu, kind, chip, precision, parts, network, *sizes),
+        Setting(
+            gpu,
+            kind,
+            chip,
+            precision,
+            parts,
+            network,
+            int(gpus),
+            float(parameters),
+            float(samples),
+        ),
         int(count),
         float(error),
         float(inside) if inside else None,
@@ -250,8 +259,12 @@ def evidence_of(sized: SizedJob) -> Evidence:
         "compute": compute.measured_step is not None or compute.source == "file",
         "network": sized.ensemble.profile is not None,
     }
-    stated = [name for name, is_own in is_measured.items() if is_own]
-    return rate(setting_of(sized), load_records(), stated, covered_by(sized.job.gpu))
+    return rate(
+        setting_of(sized),
+        load_records(),
+        [name for name, is_own in is_measured.items() if is_own],
+        covered_by(sized.job.gpu),
+    )
 
 
 def covered_by(gpu: Gpu) -> Sequence[str]:
@@ -296,13 +309,21 @@ def rate(
         grade = "beyond anything recorded"
     elif unseen:
         grade = "data sheet only"
-    named = tuple(
-        Near(
-            describe(each), each.error, each.rows, _apart(setting, each, kinds, sizes), each.source
-        )
-        for each in (near or nearest)[:LISTED]
+    return Evidence(
+        grade,
+        tuple(
+            Near(
+                describe(each),
+                each.error,
+                each.rows,
+                _apart(setting, each, kinds, sizes),
+                each.source,
+            )
+            for each in (near or nearest)[:LISTED]
+        ),
+        (*unseen, *outside),
+        tuple(stated),
     )
-    return Evidence(grade, named, (*unseen, *outside), tuple(stated))
 
 
 def _nearest(
@@ -361,5 +382,7 @@ def describe(record: Record) -> str:
     if setting.gpus == 1:
         return f"{record.model} on one {setting.gpu}, {setting.precision}"
     by = JOIN.join(setting.strategy)
-    on = f"{setting.gpus:,} {setting.gpu}"
-    return f"{record.model} on {on}, {setting.network}, {by}, {setting.precision}"
+    return (
+        f"{record.model} on {setting.gpus:,} {setting.gpu}, {setting.network}, {by}, "
+        f"{setting.precision}"
+    )

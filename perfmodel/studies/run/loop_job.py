@@ -264,9 +264,8 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     plan = sized.loops_for(None)
     check_pairs(sized, plan)
     workers, cvs = len(plan.workers), [each.jitter.cv for each in disturbances if each.jitter]
-    is_large = workers * len(plan.exchanges) > MANY_PUSHES
     counted = min(
-        FEWEST_ROUNDS if is_large else MOST_ROUNDS,
+        FEWEST_ROUNDS if workers * len(plan.exchanges) > MANY_PUSHES else MOST_ROUNDS,
         max(FEWEST_ROUNDS, math.ceil(COUNTED_UPDATES / workers)),
     )
     steady = tuple(each for each in disturbances if not each.varies)

@@ -197,16 +197,21 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
     of layers, and nothing of the servers; the network is bandwidth and latency of all links.
     """
     sized, step_s = metrics.job.sized, metrics.step_s()
-    steady = tuple(each for each in metrics.job.disturbances if not each.varies)
-    job = replace(metrics.job, disturbances=steady)
+    job = replace(
+        metrics.job,
+        disturbances=tuple(each for each in metrics.job.disturbances if not each.varies),
+    )
     base_s = _step_s(job) if metrics.varies else step_s
 
     def steps_s(jobs: Iterable[SizedJob]) -> list[float]:
         return [_step_s(replace(job, sized=each)) for each in jobs]
 
     share, likely = step_s / base_s, sized.ensemble.likely
-    slower_s = steps_s(map(sized.with_compute, sized.compute_spread))
-    compute = scaled_ends(name_compute(sized.job), share, sorted(slower_s))
+    compute = scaled_ends(
+        name_compute(sized.job),
+        share,
+        sorted(steps_s(map(sized.with_compute, sized.compute_spread))),
+    )
     chance = chance_of_job(sized, step_s, compute)  # of the run alone, where nobody waits for all
     parts = [compute, *(chance if metrics.run.plan.together else chance[-1:])]
     if sized.ensemble.drawn and not job.is_free:

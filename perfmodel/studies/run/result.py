@@ -268,12 +268,13 @@ class Result:
             *("gpus", "nodes", "global_batch", "step_time_s", "compute_s", "comm_s"),
             *("exposed_comm_s", "samples_per_s", "scaling_efficiency", "bottleneck"),
         )
-        rows = [
-            {name: getattr(point, name) for name in columns}
-            | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}
-            for point in self.points
-        ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            [
+                {name: getattr(point, name) for name in columns}
+                | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}
+                for point in self.points
+            ]
+        )
 
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""

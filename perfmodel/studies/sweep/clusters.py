@@ -197,8 +197,9 @@ def map_on_ray(
                 running += islice(begun, len(done))
                 yield from ray.get(done)
         except ray.exceptions.RayError as error:
-            message = str(error).strip().splitlines()[-1]
-            raise SweepError(f"a ray worker failed; {KEPT}: {message}") from None
+            raise SweepError(
+                f"a ray worker failed; {KEPT}: {str(error).strip().splitlines()[-1]}"
+            ) from None
 
 
 @contextmanager

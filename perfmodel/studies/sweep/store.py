@@ -265,8 +265,9 @@ class Store(AbstractContextManager["Store"]):
         """
         answers, damaged = {}, []
         with self._translate_errors():
-            query = "SELECT key, status, question, answer, checksum FROM answers"
-            rows = self._base.execute(query).fetchall()
+            rows = self._base.execute(
+                "SELECT key, status, question, answer, checksum FROM answers"
+            ).fetchall()
         for *content, checksum in rows:
             if _checksum(content) != checksum:
                 damaged.append(content[0])

@@ -87,8 +87,15 @@ def variants(
     for index, (places, values) in enumerate(_combine_values(section)):
         located = {} if from_flag else {n: scenario.locate(at)[1] for n, at in places.items()}
         lines = {field: line for field, line in located.items() if line is not None}
-        flags = () if base.origin.file and lines else tuple(values)
-        listed.append(make_variant(base, index, values, lines=lines, flags=flags))
+        listed.append(
+            make_variant(
+                base,
+                index,
+                values,
+                lines=lines,
+                flags=() if base.origin.file and lines else tuple(values),
+            )
+        )
     return tuple(listed)
 
 

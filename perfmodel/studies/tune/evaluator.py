@@ -181,9 +181,12 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
         "buckets are never rebuilt": gradients.reverse_filled,
         "the host waits for each all-reduce": job.library.host_staged,
     }
-    reasons = [reason for reason, holds in conditions.items() if holds]
     return Evaluator(
-        sized, gradients, surrogate.scaled(_slowest_factor(constant)), allreduce, reasons
+        sized,
+        gradients,
+        surrogate.scaled(_slowest_factor(constant)),
+        allreduce,
+        [reason for reason, holds in conditions.items() if holds],
     )
 
 

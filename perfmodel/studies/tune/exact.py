@@ -156,8 +156,7 @@ def best_cuts(
 def _after(ready: FloatArray, work_s: FloatArray, ended: FloatArray, slowdown: float) -> FloatArray:
     """Return when work that begins once ready ends; all-reduces are under way until `ended`."""
     slowed_s = np.minimum(work_s, np.maximum(0.0, ended - ready) / slowdown)
-    done: FloatArray = ready + slowed_s * slowdown + (work_s - slowed_s)
-    return done
+    return ready + slowed_s * slowdown + (work_s - slowed_s)
 
 
 def _undominated(ready: FloatArray, ended: FloatArray, late: FloatArray, keep: int) -> IntArray:
@@ -171,8 +170,7 @@ def _undominated(ready: FloatArray, ended: FloatArray, late: FloatArray, keep: i
     chosen = np.flatnonzero(better)
     if len(chosen) > keep:  # the quickest, and evenly spread ones of those that are ready earlier
         chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, keep).astype(np.int64))]
-    undominated: IntArray = order[chosen]
-    return undominated
+    return order[chosen]
 
 
 def _trace_back(labels: Any, at: int) -> Cuts:

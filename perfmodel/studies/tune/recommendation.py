@@ -140,8 +140,9 @@ def _scale_as_nearest(
 def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
     """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
     others, gradients = evaluator.sized.ensemble.alternatives, evaluator.gradients
-    grid = np.geomspace(min(gradients.nbytes), gradients.sums[-1], COMPARED_SIZES)
-    sizes: list[int] = np.unique(grid.astype(int)).tolist()
+    sizes: list[int] = np.unique(
+        np.geomspace(min(gradients.nbytes), gradients.sums[-1], COMPARED_SIZES).astype(int)
+    ).tolist()
     if len(others) > 2:
         middle, place = sizes[len(sizes) // 2], int(TAIL_SHARE * len(others))
         ranked = sorted(others, key=lambda each: _time_s(evaluator, UncontendedTimer(each), middle))

@@ -315,8 +315,12 @@ def assumptions(
         if holds
     ]
     shared = () if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)
-    rests_on = f"Steps rest on: {evidence_of(evaluator.sized).summary}."
-    return (*sentences, *_describe_profile(evaluator), *shared, rests_on)
+    return (
+        *sentences,
+        *_describe_profile(evaluator),
+        *shared,
+        f"Steps rest on: {evidence_of(evaluator.sized).summary}.",
+    )
 
 
 _SENTENCES = {

@@ -290,8 +290,11 @@ def tune_settings(
     row = STRATEGIES.get(scenario.strategy.kind)
     if row is None or row.settings is None:
         tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.buckets]
-        allowed = f"one that can be tuned: {', '.join(tuned)}"
-        raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)
+        raise scenario.fault(
+            "strategy.kind",
+            repr(scenario.strategy.kind),
+            f"one that can be tuned: {', '.join(tuned)}",
+        )
     sized = prepare(scenario, profile=profile, size=size)
     scenario.refuse_if(
         sized.size.gpus < 2,
@@ -377,8 +380,12 @@ def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize 
 
     def simulate(threshold_mb: float) -> Fusion:
         stepped = sized.step(options.model_copy(update={"fusion_threshold": threshold_mb * MIB}))
-        reductions = sum(isinstance(task.work, Collective) for task in stepped.plan.tasks)
-        return Fusion(threshold_mb, stepped.step_time_s, stepped.exposed_comm_s, reductions)
+        return Fusion(
+            threshold_mb,
+            stepped.step_time_s,
+            stepped.exposed_comm_s,
+            sum(isinstance(task.work, Collective) for task in stepped.plan.tasks),
+        )
 
     curve, usual_mb = tuple(map(simulate, THRESHOLDS_MB)), options.fusion_threshold / MIB
     default = next(fusion for fusion in curve if fusion.threshold_mb == usual_mb)

@@ -167,13 +167,16 @@ def select_main_dtype(evaluator: Evaluator) -> MainDtype:
         tuple(gradients.dtypes[i] for i in mine),
         gradients.reverse_filled,
     )
-    own = replace(
-        surrogate,
-        gradients=part,
-        ready_s=tuple(surrogate.ready_s[i] for i in mine),
-        out_s=tuple(surrogate.out_s[i] for i in mine),
+    return MainDtype(
+        evaluator,
+        part,
+        replace(
+            surrogate,
+            gradients=part,
+            ready_s=tuple(surrogate.ready_s[i] for i in mine),
+            out_s=tuple(surrogate.out_s[i] for i in mine),
+        ),
     )
-    return MainDtype(evaluator, part, own)
 
 
 def simulate_uniform_caps(

@@ -101,8 +101,14 @@ class Disturbance:
     def varies(self) -> bool:
         """Whether steps may differ from one another because of it."""
         bursts = any(flow.nbytes is not None for flow in self.traffic)
-        others = self.background_job or self.process
-        return bool(self.moments_s or self.steps or self.jitter or others or bursts)
+        return bool(
+            self.moments_s
+            or self.steps
+            or self.jitter
+            or self.background_job
+            or self.process
+            or bursts
+        )
 
 
 def background_traffic(
@@ -217,8 +223,12 @@ class _EventResolver:
     def resolve_mixed(self, at: int) -> Disturbance:
         section = self.scenario.cluster.mixed[at]
         ranks, names = self._of_nodes(section.nodes)
-        description = f"{join_names(names)} {'have' if len(names) > 1 else 'has'} {section.gpu}"
-        return Disturbance(description, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
+        return Disturbance(
+            f"{join_names(names)} {'have' if len(names) > 1 else 'has'} {section.gpu}",
+            f"cluster.mixed.{at}",
+            ranks,
+            gpu=section.gpu,
+        )
 
     def _slow(self, slow: SlowEvent) -> Disturbance:
         self._check_range("ranks", slow.ranks or (), len(self.ranks))
@@ -263,8 +273,13 @@ class _EventResolver:
         now_Bps = {arc: float(self.topology.arcs.bandwidth_Bps[arc]) for arc in arcs}
         least_Bps = min(now_Bps.values())
         if degrade.to is not None and degrade.to >= least_Bps:
-            allowed = f"less than {format_bandwidth(least_Bps)}, its undisturbed bandwidth"
-            raise InputError(Fault("to", format_bandwidth(degrade.to), allowed))
+            raise InputError(
+                Fault(
+                    "to",
+                    format_bandwidth(degrade.to),
+                    f"less than {format_bandwidth(least_Bps)}, its undisturbed bandwidth",
+                )
+            )
         by, changes_rate = degrade.by or 1.0, degrade.to is not None or degrade.by is not None
         fault = LinkFault(
             ALWAYS_S if degrade.at is None else degrade.at,
@@ -294,8 +309,12 @@ class _EventResolver:
         refuse_if(
             lose.nic not in nics, "nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"
         )
-        dead = LinkFault(0.0, nodes=(lose.nic,))
-        return _fail(f"{lose.nic} lost", lose, find_arcs(self.topology, lose.nic), dead)
+        return _fail(
+            f"{lose.nic} lost",
+            lose,
+            find_arcs(self.topology, lose.nic),
+            LinkFault(0.0, nodes=(lose.nic,)),
+        )
 
     # ------------------------------------------------------------ traffic
 

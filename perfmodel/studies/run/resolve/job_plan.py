@@ -308,8 +308,12 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     shared = {"precision", "optimizer", "optimizer_kernels", "master_weights"}
     settings: dict[str, Any] = {"batch": batch, **compute.model_dump(include=shared)}
     if compute.source == "file":
-        path = job.scenario.origin.resolve("compute.times", compute.times or "")
-        times = read_layer_times(path, job.workload, gpu=job.gpu, **settings)
+        times = read_layer_times(
+            job.scenario.origin.resolve("compute.times", compute.times or ""),
+            job.workload,
+            gpu=job.gpu,
+            **settings,
+        )
         return add_recompute(job.workload, times, job.recompute, parts)
     fused = compute.fused_attention
     times = layer_times(

@@ -96,8 +96,11 @@ def check_message_size(
             progress = f"{sends:,} sends in {number} of {len(requested)} collectives{time}"
             limit = f"{MOST_SOCKETS_S:.0f} s" if sockets else f"{most:,} sends"
             instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
-            allowed = f"at most {limit}; {instead} or smaller buffers"
-            raise InputError(Fault(field, f"{who} ({progress})", allowed))
+            raise InputError(
+                Fault(
+                    field, f"{who} ({progress})", f"at most {limit}; {instead} or smaller buffers"
+                )
+            )
 
 
 def _work_of(
@@ -178,8 +181,13 @@ def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"
         request = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
-        allowed = f"at most {most:,} GPUs in all jobs; a larger job runs without 'jobs'"
-        raise InputError(scenario.origin.fault(field, request, allowed))
+        raise InputError(
+            scenario.origin.fault(
+                field,
+                request,
+                f"at most {most:,} GPUs in all jobs; a larger job runs without 'jobs'",
+            )
+        )
 
 
 def check_cluster_size(gpus: int, field: str) -> None:
@@ -209,8 +217,11 @@ def build_machine(
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
     if scenario.library.host_step and topology.gpu.generation != "cpu":
-        allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"
-        raise scenario.fault("library.host_step", f"{scenario.library.host_step:g} s", allowed)
+        raise scenario.fault(
+            "library.host_step",
+            f"{scenario.library.host_step:g} s",
+            f"nothing with {topology.gpu.name}, only for processes on CPUs",
+        )
     if topology.gpu.accelerator and scenario.library.name == "nccl":  # which it does not have
         rings = scenario.library.model_copy(update={"name": "rings"})
         scenario = scenario.model_copy(update={"library": rings})
@@ -376,11 +387,14 @@ def build_ensemble(
     likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
-    drawn = tuple(
-        apply_what_if(what_if, apply(each, nominal))
-        for each in draws(profile, PROFILE_DRAWS, seed=scenario.seed)
+    return MachineEnsemble(
+        likely,
+        tuple(
+            apply_what_if(what_if, apply(each, nominal))
+            for each in draws(profile, PROFILE_DRAWS, seed=scenario.seed)
+        ),
+        profile=profile,
     )
-    return MachineEnsemble(likely, drawn, profile=profile)
 
 
 def bound_machines(machine: Machine) -> tuple[Machine, ...]:

@@ -98,8 +98,9 @@ class RankAllocation:
 
 def count_hosts(scenario: Scenario, size: ClusterSize) -> int:
     """Count the nodes on the network: `cluster.pool`, or as many as all jobs and servers need."""
-    others = sum(job.nodes for job in scenario.jobs) + server_nodes(scenario.strategy)
-    return scenario.cluster.pool or size.nodes + others
+    return scenario.cluster.pool or (
+        size.nodes + sum(job.nodes for job in scenario.jobs) + server_nodes(scenario.strategy)
+    )
 
 
 def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
@@ -198,8 +199,13 @@ def resolve_other_jobs(
             job.scenario.compute.overlap_slowdown,
         )
         nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
-        text = f"job '{name}' on {nodes}, {section.placement}"
-        disturbances.append(Disturbance(text, f"jobs.{number}", background_job=background))
+        disturbances.append(
+            Disturbance(
+                f"job '{name}' on {nodes}, {section.placement}",
+                f"jobs.{number}",
+                background_job=background,
+            )
+        )
     return tuple(disturbances)
 
 

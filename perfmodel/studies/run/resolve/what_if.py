@@ -107,9 +107,10 @@ def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]])
         old.kinds.values({kind: pair[at] for kind, pair in changed.items()}, 1.0) for at in (0, 1)
     )
     rates_Bps, delays_s = old.bandwidth_Bps * faster, old.latency_s * longer
-    arcs = replace(old, bandwidth_Bps=rates_Bps, latency_s=delays_s)
     # built so from the start: routing and NCCL's search see the scaled rates, too
-    return replace(topology, built=arcs, changed=None)
+    return replace(
+        topology, built=replace(old, bandwidth_Bps=rates_Bps, latency_s=delays_s), changed=None
+    )
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
@@ -154,8 +155,11 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
 def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
     """Describe the changes of a what-if in one sentence; none if it changes nothing."""
     parts = [_describe_change(name, value) for name, value in what_if.changes.items()]
-    anew = "network_bandwidth" in what_if.changes
-    choice = "; the library chooses its algorithms anew on such a network" if anew else ""
+    choice = (
+        "; the library chooses its algorithms anew on such a network"
+        if "network_bandwidth" in what_if.changes
+        else ""
+    )
     return (f"What if: {', '.join(parts)}{choice}.",) if parts else ()
 
 

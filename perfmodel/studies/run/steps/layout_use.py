@@ -121,8 +121,15 @@ def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple
         own = [span for span in spans if span.rank_class == each.name]
         compute = intervals_of(span for span in own if computes(span, kinds))
         comm = intervals_of(span for span in own if span.kind == "communication")
-        times_s = covered_s(compute), exposed_s(comm, compute), exposed_s([window], compute + comm)
-        uses.append(StageUse(stage_of[each.ranks[0]], each.name, *times_s))
+        uses.append(
+            StageUse(
+                stage_of[each.ranks[0]],
+                each.name,
+                covered_s(compute),
+                exposed_s(comm, compute),
+                exposed_s([window], compute + comm),
+            )
+        )
     by_stage = grouped((each.stage, each) for each in uses)  # its slowest ranks count
     return tuple(max(by_stage[at], key=attrgetter("busy_s")) for at in sorted(by_stage))
 

@@ -227,8 +227,13 @@ def sum_link_uses(
     listed = listed[(listed < LISTED_HOSTS * topology.host_arcs) | (listed >= fabric_from)]
     could_send = arcs.bandwidth_Bps[listed] * step_s
     use = np.divide(wire_bytes[listed], could_send, out=np.zeros(len(listed)), where=could_send > 0)
-    kinds = LinkKinds(arcs.kinds.names, arcs.kinds.codes[listed])
-    return LinkUses(arcs.names, kinds, listed, payload_bytes[listed], use)
+    return LinkUses(
+        arcs.names,
+        LinkKinds(arcs.kinds.names, arcs.kinds.codes[listed]),
+        listed,
+        payload_bytes[listed],
+        use,
+    )
 
 
 # ---------------------------------------------------------------- hot spot

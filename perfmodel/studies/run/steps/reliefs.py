@@ -70,8 +70,11 @@ class Part:
 
 
 def _links_part(name: str, field: str) -> Part:
-    kinds = frozenset(kind for kind, own in BANDWIDTHS_INSIDE.items() if own == field)
-    return Part(name, {field: "infinite"}, kinds)
+    return Part(
+        name,
+        {field: "infinite"},
+        frozenset(kind for kind, own in BANDWIDTHS_INSIDE.items() if own == field),
+    )
 
 
 NETWORK = Part("network", {"network_bandwidth": "infinite"}, BETWEEN_NODES)
@@ -255,8 +258,11 @@ class _Search:
             step_s = near.step_s
         else:
             setup, disturbances = self._without(parts)
-            find = partial(self.again.base.simulate_again, disturbances, setup)
-            step_s = once(self._steps_s, frozenset(parts), find)
+            step_s = once(
+                self._steps_s,
+                frozenset(parts),
+                partial(self.again.base.simulate_again, disturbances, setup),
+            )
         self._setups.pop(frozenset(parts), None)  # with all that is known of its collectives
         return Relief(
             describe_parts(parts), names, _fields_of(parts), self.again.base.step_s - step_s
@@ -273,8 +279,9 @@ class _Search:
         return saves_s >= enough_s
 
     def _near(self, parts: Sequence[Part]) -> Step:
-        find = partial(self.again.step_s, *self._without(parts))
-        return once(self._near_steps, frozenset(parts), find)
+        return once(
+            self._near_steps, frozenset(parts), partial(self.again.step_s, *self._without(parts))
+        )
 
     def _without(self, parts: Sequence[Part]) -> tuple[SimulationSetup, Sequence[Disturbance]]:
         """Return the setup and the disturbances where some parts are no limit."""

@@ -110,8 +110,9 @@ class RetimedSteps:
         plans = [split_classes(setup, self.disturbances)[0] for setup in everything]
         if self.met > MOST_MET or not all(map(self._has_same_order, plans)):
             return [self._simulated_s(setup) for setup in setups]
-        changes = map(partial(self._durations, self.disturbances), everything, plans)
-        retimed = self._order.retime([*changes])
+        retimed = self._order.retime(
+            [*map(partial(self._durations, self.disturbances), everything, plans)]
+        )
         *steps_s, _ = self._counted_s(retimed)
         if self.is_met:
             return steps_s
@@ -167,8 +168,10 @@ class RetimedSteps:
 
     def _counted_s(self, retimed: Retimed) -> list[float]:
         ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)
-        steps_s: list[float] = (ends_s[-1] - ends_s[-1 - self.base.counted]).tolist()
-        return [step_s / self.base.counted for step_s in steps_s]
+        return [
+            step_s / self.base.counted
+            for step_s in (ends_s[-1] - ends_s[-1 - self.base.counted]).tolist()
+        ]
 
     def _durations(
         self, disturbances: Sequence[Disturbance], setup: SimulationSetup, plan: StepPlan
@@ -180,8 +183,9 @@ class RetimedSteps:
             new_s = times_alone_s(self._calls, timer_of(setup, disturbances))
             np.divide(new_s, self._alone_s, out=factors, where=self._alone_s > 0)
         usual = setup.machine.topology.gpu.overlap_slowdown
-        slowdown = usual if setup.slowdown is None else setup.slowdown
-        return Durations(works_s(plan), factors, slowdown)
+        return Durations(
+            works_s(plan), factors, usual if setup.slowdown is None else setup.slowdown
+        )
 
 
 def share_links(timer: UncontendedTimer, pair: frozenset[CollectiveCall]) -> bool:

@@ -68,8 +68,9 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
 
 def _ports(machine: Machine) -> int:
     """Ports of all hosts; their cables are the fabric's first (`perfmodel.topology.fabric`)."""
-    nics = sum(d.kind == "nic" for d in machine.topology.devices.of_host(0))
-    return nics * machine.topology.hosts
+    return (
+        sum(d.kind == "nic" for d in machine.topology.devices.of_host(0)) * machine.topology.hosts
+    )
 
 
 def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatArray) -> FloatArray:
@@ -83,10 +84,7 @@ def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatA
     src, dst = np.repeat(pairs, draws, axis=0).T
     lengths, arcs = machine.router.across(src, dst, np.arange(len(src)))
     share = np.repeat([nbytes[a, b] / draws for a, b in pairs.tolist()], draws)
-    spread: FloatArray = np.bincount(arcs, np.repeat(share, lengths), minlength=len(hashed)).astype(
-        np.float64
-    )
-    return spread
+    return np.bincount(arcs, np.repeat(share, lengths), minlength=len(hashed)).astype(np.float64)
 
 
 def _bytes_between_ports(

@@ -72,11 +72,14 @@ class SimulationSetup:
         Its timers share with those of this one what does not depend on these numbers.
         """
         is_alike = machine.differs_in_corrections_only(self.machine)
-        timers = {
-            key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
-            for key, timer in (self.timers if is_alike else {}).items()
-        }
-        return replace(self, machine=machine, timers=timers)
+        return replace(
+            self,
+            machine=machine,
+            timers={
+                key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
+                for key, timer in (self.timers if is_alike else {}).items()
+            },
+        )
 
 
 @dataclass(frozen=True)

@@ -287,15 +287,18 @@ class SizedJob:
         """
 
         def plan() -> LoopPlan:
-            loops = plan_loops(
-                self._job_on(gpu),
-                self._scaled_times(gpu, launches),
-                self.size.gpus,
-                self.size.nodes,
-                self.batch,
-                merge=not self._per_layer,
+            return place_loops(
+                plan_loops(
+                    self._job_on(gpu),
+                    self._scaled_times(gpu, launches),
+                    self.size.gpus,
+                    self.size.nodes,
+                    self.batch,
+                    merge=not self._per_layer,
+                ),
+                self.allocation,
+                self.machine,
             )
-            return place_loops(loops, self.allocation, self.machine)
 
         return once(self._loops, (launches, gpu), plan)
 

@@ -52,8 +52,9 @@ def with_interval(
     from perfmodel.studies.run.evidence import evidence_of
 
     ends_s = None if uncertainties is None else step_interval(point.step_time_s, uncertainties)
-    evidence = evidence_of(sized)
-    return replace(point, uncertainties=uncertainties, interval_s=ends_s, evidence=evidence)
+    return replace(
+        point, uncertainties=uncertainties, interval_s=ends_s, evidence=evidence_of(sized)
+    )
 
 
 def ratio_interval(
@@ -216,15 +217,21 @@ def chance_of_job(sized: SizedJob, step_s: float, compute: Uncertainty) -> tuple
     """Return the uncertainties of `chance_of_gpus` for the GPUs of a job; none for CPUs."""
     if sized.job.gpu.generation == "cpu":
         return ()
-    gpus = sized.size.gpus, sized.job.gpu.name
-    return chance_of_gpus(step_s, compute, sized.compute_spread, gpus, gpu_spread(sized.job))
+    return chance_of_gpus(
+        step_s,
+        compute,
+        sized.compute_spread,
+        (sized.size.gpus, sized.job.gpu.name),
+        gpu_spread(sized.job),
+    )
 
 
 def name_compute(job: TrainingJob) -> str:
     """Origin of an uncertainty of the times of layers."""
     compute = job.scenario.compute
-    on = f"{job.workload.name} on {job.gpu.name}"
-    return f"compute of {on} in {compute.precision}, {compute.source}"
+    return (
+        f"compute of {job.workload.name} on {job.gpu.name} in {compute.precision}, {compute.source}"
+    )
 
 
 def name_network(machine: Machine) -> str:
