@@ -157,13 +157,7 @@ def collective(
     """
     from perfmodel.api.results import CollectiveTimes
     from perfmodel.report.common.document import count_ranks
-    from perfmodel.studies.run.collective import (
-        check_own,
-        collective_rows,
-        network_notes,
-        nominal_timer,
-        profile_notes,
-    )
+    from perfmodel.studies.run.collective import collective_answer
 
     machine, listed, measured = (
         as_topology(topology, nodes, fabric, gpus_per_node),
@@ -172,28 +166,18 @@ def collective(
     )
     name = op.replace("-", "_")
     with python_names():
-        settings = _nccl_settings(library, settings, version, env)
-        nominal = nominal_timer(machine, library, settings)
-        rows = collective_rows(
+        rows, notes = collective_answer(
             machine,
             op=name,
             sizes=listed,
             algorithm=algorithm,
             library=library,
-            settings=settings,
+            settings=_nccl_settings(library, settings, version, env),
             profile=measured,
             profile_rows=profile_rows,
             fidelity=fidelity,
             progress=progress,
-            nominal=nominal,
         )
-        largest = max(listed)
-        notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
-        notes += network_notes(nominal, settings, op=name, nbytes=largest, algorithm=algorithm)
-        if measured is not None:
-            notes += profile_notes(
-                machine, op=name, sizes=listed, profile=measured, rows=profile_rows
-            )
     return CollectiveTimes(
         rows, f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}", notes
     )

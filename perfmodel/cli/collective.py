@@ -94,12 +94,7 @@ def collective(
         print_note(text)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.studies.run.collective import (
-        collective_rows,
-        network_notes,
-        nominal_timer,
-        profile_notes,
-    )
+    from perfmodel.studies.run.collective import collective_answer
 
     refuse_if(
         profile is None and rows is not None,
@@ -109,8 +104,7 @@ def collective(
     )
     measured = load_profile(profile)
     with progress_bar("simulating") as progress, flags_as_fields(FLAGS):
-        nominal = nominal_timer(machine, library, settings)
-        times = collective_rows(
+        times, notes = collective_answer(
             machine,
             op=op,
             sizes=sizes,
@@ -121,11 +115,7 @@ def collective(
             profile_rows=rows,
             fidelity=fidelity or "flow",
             progress=progress,
-            nominal=nominal,
         )
-    notes = network_notes(nominal, settings, op=op, nbytes=max(sizes), algorithm=algorithm)
-    if measured is not None:
-        notes = (*notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows))
     if json:
         print_json({"rows": times, "notes": list(notes)})
     else:

@@ -91,7 +91,7 @@ def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
 
 
 def compare(
-    scenarios: Mapping[str, Scenario] | Sequence[Scenario],
+    scenarios: Mapping[str, Scenario],
     *,
     profile: Profile | None = None,
     attribute: bool = False,
@@ -102,8 +102,8 @@ def compare(
 
     Parameters
     ----------
-    scenarios : mapping of str to Scenario, or sequence of Scenario
-        By label; default: their names.
+    scenarios : mapping of str to Scenario
+        By label.
     profile : Profile, optional
         Measured numbers instead of datasheets', for all of them.
     attribute : bool
@@ -118,33 +118,23 @@ def compare(
     InputError
         A name that does not resolve or a size that does not fit.
     """
-    labelled = scenarios if isinstance(scenarios, Mapping) else _label_by_name(scenarios)
     sides = []
-    for done, (label, scenario) in enumerate(labelled.items(), 1):
+    for done, (label, scenario) in enumerate(scenarios.items(), 1):
         at_main_size = without_curve(scenario)
         result = run_scenario(at_main_size, profile=profile)
         if result.search is not None:  # a what-if is of the layout that was chosen
             at_main_size = change_scenario(at_main_size, result.search.winner.changes)
         sides.append(Side(label, at_main_size, result))
         if progress is not None:
-            progress(done, len(labelled))
+            progress(done, len(scenarios))
     return Comparison(
         sides=tuple(sides),
-        fields=list_differing_fields(list(labelled.values())),
+        fields=list_differing_fields(list(scenarios.values())),
         differences=tuple(compare_with_first(sides[0], side) for side in sides[1:]),
         what_ifs=attribute_step(sides, profile=profile, jobs=jobs, progress=progress)
         if attribute
         else (),
     )
-
-
-def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
-    """Label scenarios by name, and by number where several have the same name."""
-    names = [scenario.name for scenario in scenarios]
-    return {
-        name if names.count(name) == 1 else f"{name} ({at})": scenario
-        for at, (name, scenario) in enumerate(zip(names, scenarios, strict=True), 1)
-    }
 
 
 def compare_with_first(first: Side, other: Side) -> SideDifference:

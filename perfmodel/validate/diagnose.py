@@ -259,7 +259,7 @@ def diagnose(
     refuse_if(not times, "table", "no size with a time", "one at least")
     healthy = nominal_timer(topology, settings=settings)
     expected = collective_rows(
-        topology, op=op, sizes=sorted(times), settings=settings, profile=profile, nominal=healthy
+        topology, op=op, sizes=sorted(times), profile=profile, nominal=healthy
     )
     sizes = tuple(
         SizeVerdict(row["nbytes"], times[row["nbytes"]], row["time_s"], _interval(row))
@@ -352,7 +352,7 @@ def _curves(
         with suppress(PerfmodelError):  # it cannot run so
             timer = _timer(topology, settings, healthy)
             if anyway or _may_explain(topology, op, sizes, timer):
-                yield _curve(topology, settings, op, sizes, timer)
+                yield _curve(topology, op, sizes, timer)
 
 
 def _timer(topology: Topology, settings: LibrarySettings, healthy: Machine) -> UncontendedTimer:
@@ -377,8 +377,7 @@ def _may_explain(
     """Whether a few sizes leave it open that times with a fault explain those of a log."""
     few = sizes[:: -(-len(sizes) // FEW_SIZES)]
     measured, expected = _logarithms(few)
-    rows = collective_rows(topology, op=op, sizes=[s.nbytes for s in few], nominal=timer)
-    curve = np.log([row["time_s"] for row in rows])
+    curve = _curve(topology, op, few, timer)
     far = (1 - LEAST_EXPLAINED) * _distance(measured - expected)
     return _apart(curve, expected) > ALIKE / 2 and _distance(measured - curve) <= far
 
@@ -389,16 +388,10 @@ def _logarithms(sizes: Sequence[SizeVerdict]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curve(
-    topology: Topology,
-    settings: LibrarySettings,
-    op: str,
-    sizes: Sequence[SizeVerdict],
-    timer: UncontendedTimer,
+    topology: Topology, op: str, sizes: Sequence[SizeVerdict], timer: UncontendedTimer
 ) -> np.ndarray:
     """Logarithms of the times of a machine."""
-    rows = collective_rows(
-        topology, op=op, sizes=[size.nbytes for size in sizes], settings=settings, nominal=timer
-    )
+    rows = collective_rows(topology, op=op, sizes=[size.nbytes for size in sizes], nominal=timer)
     return np.log([row["time_s"] for row in rows])
 
 

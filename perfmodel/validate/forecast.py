@@ -17,11 +17,11 @@ from perfmodel.calibrate.readers.sweep_records import without_spikes
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import profile_margin
-from perfmodel.library.machine import make_machine, observed_time_s
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
-from perfmodel.studies.run.collective import collective_rows
-from perfmodel.validate.match import Matched, Unmatched, match, one_line
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import collective_rows, observed_s
+from perfmodel.validate.match import Matched, match, one_line
 from perfmodel.validate.read import Sweep
 
 Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
@@ -125,8 +125,8 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
     `library`: what a profile of others corrects; default: NCCL's model as it ships.
     """
     own = match(*task.sweep)
-    if isinstance(own, Unmatched):
-        return own.reason
+    if isinstance(own, str):
+        return own
     sizes = [row.nbytes for row in task.sweep[0].rows]
     shipped = load_library("nccl")
     times: dict[Mode, Times] = {}
@@ -136,13 +136,16 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
         times["datasheet"] = Times(
             tuple(row["time_s"] for row in rows),
             tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
-            "",
         )
         if task.profile is not None:
             times["calibrated"] = with_profile(task.profile, own, sizes, shipped)
         if task.others is not None:
-            pairs = [(sweep, match(sweep, folder)) for sweep, folder in task.others]
-            others = [(sweep, found) for sweep, found in pairs if isinstance(found, Matched)]
+            others = [
+                (sweep, found)
+                for sweep, folder in task.others
+                for found in [match(sweep, folder)]
+                if isinstance(found, Matched)
+            ]
             transferred = _transferred(own, others, sizes, library or shipped)
             if isinstance(transferred, Times):
                 times["transferred"] = transferred
@@ -151,13 +154,6 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
     except PerfmodelError as error:
         return f"cannot be predicted: {one_line(error)}"
     return Forecast(times, missing, tuple(f"{row['algorithm']} {row['protocol']}" for row in rows))
-
-
-def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
-    """Time that a benchmark reports of one size; seconds."""
-    ranks = range(len(own.topology.ranks))
-    lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
-    return observed_time_s(timer.machine, alone_s - hidden_s(timer, lowered, own.op, ranks))
 
 
 def with_profile(
@@ -175,7 +171,7 @@ def with_profile(
     """
     plain = make_machine(own.topology, library, settings=own.settings)
     timer = UncontendedTimer(apply(profile, plain))
-    likely = [observed_s(timer, own, nbytes) for nbytes in sizes]
+    likely = [observed_s(timer, own.op, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(own.topology.ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (SIZES_WITH_INTERVAL - 1)))
@@ -183,7 +179,7 @@ def with_profile(
     machines = [timer.on(apply(draw, plain)) for draw in draws(profile, PROFILE_DRAWS, seed=0)]
     limits = []
     for index in at:
-        drawn = [observed_s(m, own, sizes[index]) for m in machines]
+        drawn = [observed_s(m, own.op, sizes[index]) for m in machines]
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)

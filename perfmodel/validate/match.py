@@ -57,13 +57,6 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
-    """Why a sweep cannot be predicted."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Allocation:
     """Hosts as the network sees them, and the GPUs of each that take part."""
 
@@ -72,8 +65,8 @@ class Allocation:
     assumptions: tuple[str, ...] = ()
 
 
-def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
-    """Find the machine that a sweep was recorded on.
+def match(sweep: Sweep, folder: Path | str = ".") -> Matched | str:
+    """Find the machine that a sweep was recorded on; a text says why it cannot be predicted.
 
     Parameters
     ----------
@@ -95,9 +88,9 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
     )
     reason = next((reason for applies, reason in reasons if applies), None)
     try:
-        return _match(sweep, Path(folder)) if reason is None else Unmatched(reason)
+        return reason or _match(sweep, Path(folder))
     except PerfmodelError as error:
-        return Unmatched(one_line(error))
+        return one_line(error)
 
 
 def one_line(error: Exception, most: int = 220) -> str:

@@ -34,7 +34,7 @@ from perfmodel.validate.forecast import (
     partners,
     predict,
 )
-from perfmodel.validate.match import Matched, Unmatched, match
+from perfmodel.validate.match import Matched, match
 from perfmodel.validate.read import find_sweeps, read_sweeps, sweeps_folder
 from perfmodel.validate.scores import (
     LARGE,
@@ -272,7 +272,7 @@ def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
     outcomes = [(sweep, match(sweep, home)) for sweep in read_sweeps(home)]
     return [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)], {
-        sweep.id: found.reason for sweep, found in outcomes if isinstance(found, Unmatched)
+        sweep.id: found for sweep, found in outcomes if isinstance(found, str)
     }
 
 

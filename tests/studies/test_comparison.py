@@ -52,7 +52,7 @@ def networks() -> Comparison:
     """Two templates that differ in the rate of the network adapter alone."""
     names = ("bert-large-v100-25g", "bert-large-v100-100g")
     return compare(
-        [load_scenario(name, OF_NETWORKS) for name in names],
+        {name: load_scenario(name, OF_NETWORKS) for name in names},
         attribute=True,
         jobs=1,
     )
@@ -93,7 +93,7 @@ def test_one_value_written_in_two_ways_is_no_difference(file: str) -> None:
 def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
     path = tmp_path / "curve.yaml"
     path.write_text(TEXT.replace("nodes: 2", "nodes: 4") + "scale: {nodes: [1, 2, 4]}\n")
-    comparison = compare([load_scenario(path), load_scenario(path, ["cluster.nodes=2"])])
+    comparison = compare({"4": load_scenario(path), "2": load_scenario(path, ["cluster.nodes=2"])})
     assert [side.point.gpus for side in comparison.sides] == [4, 2]
     assert all(len(side.result.points) == 1 for side in comparison.sides)
 
@@ -133,7 +133,7 @@ def test_what_acts_in_another_command_is_said(tmp_path: Path) -> None:
     )
     (field,) = list_differing_fields([scenarios[0], dearer])
     assert (field.name, field.values) == (prices, ("1.844 USD/h", "9 USD/h"))
-    comparison = compare([scenarios[0], dearer])
+    comparison = compare({"cheap": scenarios[0], "dear": dearer})
     assert any("acts in `perfmodel plan` only" in line for line in unread_fields(comparison))
     assert comparison.differences[0].step.ratio == 1
 
@@ -203,13 +203,13 @@ def test_a_bottleneck_that_moves_is_named(file: str) -> None:
 def test_samples_of_other_kinds_have_no_throughput_in_common() -> None:
     small = ["scale=null", "cluster.nodes=2"]
     image = compare(
-        [
-            load_scenario("bucket-size-slow-ethernet", small),
-            load_scenario(
+        {
+            "images": load_scenario("bucket-size-slow-ethernet", small),
+            "text": load_scenario(
                 "bucket-size-slow-ethernet",
                 [*small, "model={name: bert-base, sequence_length: 128}"],
             ),
-        ]
+        }
     )
     assert not image.differences[0].same_samples
     assert to_json(image)["changes"][0]["samples_per_s"] is None
@@ -253,7 +253,7 @@ def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
 def test_only_what_ifs_that_make_sense(file: str) -> None:
     def words(*flags: str, node: str = "") -> list[str]:
         scenario = load_scenario(node or file, flags)
-        return [what for what, _ in list_what_ifs(compare([scenario]).sides)]
+        return [what for what, _ in list_what_ifs(compare({"one": scenario}).sides)]
 
     everywhere = ["no communication at all", "compute twice as fast"]
     assert words("cluster.nodes=1") == everywhere[1:]

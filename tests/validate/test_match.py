@@ -5,7 +5,7 @@ import pytest
 from perfmodel.calibrate.readers import SweepRow
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.routing.router import Router
-from perfmodel.validate.match import Matched, Unmatched, match
+from perfmodel.validate.match import Matched, match
 from perfmodel.validate.read import Sweep, read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
 
@@ -79,7 +79,7 @@ def host_Gbps(found):
 def test_every_shipped_sweep(name):
     found = match(SHIPPED[name], sweeps_folder(shipped_folder()))
     if EXPECTED[name] is None:
-        assert found == Unmatched("the GPU is not stated")
+        assert found == "the GPU is not stated"
         return
     assert isinstance(found, Matched), found
     gpu, hosts, each, network, rate, fabric, stated = EXPECTED[name]
@@ -280,9 +280,9 @@ def test_one_rack_of_many_trays_is_one_host():
 )
 def test_what_cannot_be_matched_says_why(cells, reason):
     found = match(sweep(**cells))
-    assert isinstance(found, Unmatched)
-    assert reason in found.reason
-    assert len(found.reason) < 300
+    assert isinstance(found, str)
+    assert reason in found
+    assert len(found) < 300
 
 
 def test_a_named_topology_wins_over_words(tmp_path):
@@ -323,8 +323,7 @@ def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():
     found = match(
         Sweep("big", "all_reduce", "A100-SXM4-80GB", 10**8, 8, 8 * 10**8, (SweepRow(8, 1e-5),))
     )
-    assert isinstance(found, Unmatched)
-    assert found.reason == "800,000,000 ranks; at most 131,072 are predicted"
+    assert found == "800,000,000 ranks; at most 131,072 are predicted"
 
 
 def test_a_script_that_waits_for_each_collective_is_known():

@@ -5,7 +5,7 @@ nccl-tests repeats a collective many times without waiting in between, and divid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -108,7 +108,11 @@ def collective_rows(
     machine, named, size = timer.machine, find_named(op, algorithm), len(topology.ranks)
     numbers_of = named if isinstance(named, str) else OWN if named else None
     alternatives = []
-    if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
+    if (
+        profile
+        and size > 1
+        and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of)
+    ):
         alternatives = [
             UncontendedTimer(apply(each, nominal.machine, rows=profile_rows))
             for each in draws(profile, PROFILE_DRAWS, seed=0)
@@ -124,15 +128,51 @@ def collective_rows(
     rows = []
     for done, nbytes in enumerate(all_sizes):
         row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
-        spread = _time_interval(alternatives, op, nbytes, named, row)
+        drawn_s = [observed_s(each, op, nbytes, named) for each in alternatives]
+        ends_s = interval_s(drawn_s, row["time_s"])
         if profile is None and named is None and library == "nccl" and size > 1:
-            spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
-        rows.append(row | {"interval_s": spread})
+            ends_s = datasheet_interval_s(topology, op, nbytes, row["time_s"])
+        rows.append(row | {"interval_s": ends_s and list(ends_s)})
         for each in (timer, *alternatives):  # no other size asks for these
             each.forget()
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def collective_answer(
+    topology: Topology,
+    *,
+    op: str,
+    sizes: Sequence[int],
+    algorithm: Algorithm,
+    library: str,
+    settings: LibrarySettings | None,
+    profile: Profile | None,
+    profile_rows: Rows | None,
+    fidelity: Fidelity,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return `collective_rows`, and what is to be said of them."""
+    nominal, largest = nominal_timer(topology, library, settings), max(sizes)
+    rows = collective_rows(
+        topology,
+        op=op,
+        sizes=sizes,
+        algorithm=algorithm,
+        library=library,
+        settings=settings,
+        profile=profile,
+        profile_rows=profile_rows,
+        fidelity=fidelity,
+        progress=progress,
+        nominal=nominal,
+    )
+    return rows, (
+        *check_own(topology, op=op, nbytes=largest, algorithm=algorithm, library=library),
+        *network_notes(nominal, settings, op=op, nbytes=largest, algorithm=algorithm),
+        *profile_notes(topology, op=op, sizes=sizes, profile=profile, rows=profile_rows),
+    )
 
 
 def nominal_timer(
@@ -143,12 +183,17 @@ def nominal_timer(
 
 
 def profile_notes(
-    topology: Topology, *, op: str, sizes: Iterable[int], profile: Profile, rows: Rows | None = None
+    topology: Topology,
+    *,
+    op: str,
+    sizes: Iterable[int],
+    profile: Profile | None,
+    rows: Rows | None = None,
 ) -> tuple[str, ...]:
-    """Say what is beyond what a profile was measured with."""
+    """Say what is beyond what a profile, if there is one, was measured with."""
     ranks, hosts = len(topology.ranks), topology.hosts
     requests = [CollectiveContext(op, nbytes, ranks, hosts) for nbytes in sizes]
-    return describe_beyond(profile, requests, rows) if ranks > 1 else ()
+    return describe_beyond(profile, requests, rows) if profile and ranks > 1 else ()
 
 
 def network_notes(
@@ -263,21 +308,10 @@ def _time_row(
     }
 
 
-def _time_interval(
-    alternatives: list[UncontendedTimer],
-    op: str,
-    nbytes: int,
-    algorithm: Algorithm | None,
-    row: dict[str, Any],
-) -> list[float] | None:
-    """80 % interval of the time, from draws of the profile's numbers; None without them."""
-    ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
-    if len(ranks) < 2:
-        return None
-
-    def time_s(other: UncontendedTimer) -> float:
-        lowered, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        return observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks))
-
-    interval = interval_s(list(map(time_s, alternatives)), row["time_s"])
-    return None if interval is None else list(interval)
+def observed_s(
+    timer: UncontendedTimer, op: str, nbytes: int, algorithm: Algorithm | None = None
+) -> float:
+    """Time that a benchmark reports of a collective of all ranks; seconds."""
+    ranks = range(len(timer.machine.topology.ranks))
+    lowered, alone_s = timer.best(op, nbytes, ranks, 0, algorithm)
+    return observed_time_s(timer.machine, alone_s - hidden_s(timer, lowered, op, ranks))

@@ -12,9 +12,10 @@ from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import CommLibrary
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.collective import observed_s
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
-from perfmodel.validate.forecast import Forecast, Mode, Task, Times, observed_s, predict
-from perfmodel.validate.match import Matched, Unmatched, match, one_line
+from perfmodel.validate.forecast import Forecast, Mode, Task, Times, predict
+from perfmodel.validate.match import Matched, match, one_line
 from perfmodel.validate.run import WORTH_IT
 from reports.validation.predict.baselines import alpha_beta_s, tuner_s
 from reports.validation.refit.numbers import library_without
@@ -31,8 +32,8 @@ def predict_fully(task: Task, *, left_out: bool) -> Forecast | str:
     profile of others is then one on these.
     """
     own = match(*task.sweep)
-    if isinstance(own, Unmatched):
-        return own.reason
+    if isinstance(own, str):
+        return own
     sizes = [row.nbytes for row in task.sweep[0].rows]
     without = library_without(kind_of_machine(own.topology)) if left_out else None
     forecast = predict(task, without)
@@ -58,7 +59,7 @@ def predict_fully(task: Task, *, left_out: bool) -> Forecast | str:
 def predict_under(library: CommLibrary, own: Matched, sizes: Sequence[int]) -> Times:
     """Predict with other numbers of the library."""
     timer = UncontendedTimer(make_machine(own.topology, library, settings=own.settings))
-    return Times(tuple(observed_s(timer, own, nbytes) for nbytes in sizes))
+    return Times(tuple(observed_s(timer, own.op, nbytes) for nbytes in sizes))
 
 
 def predict_all(

@@ -235,7 +235,7 @@ def test_what_ifs_of_a_comparison_are_of_the_chosen_layout(small, monkeypatch):
     )
     # the host would hide what communication takes
     scenario = change_scenario(small, ONE_OF_TWO | {"compute.cuda_graphs": True})
-    compared = compare([scenario], attribute=True, jobs=1)
+    compared = compare({"auto": scenario}, attribute=True, jobs=1)
     assert len(searched) == 1
     winner = choose_layout(scenario).winner
     (side,) = compared.sides
