@@ -207,8 +207,11 @@ def _read_cuda() -> tuple[str, bool | None]:
 
 def _read_nics(sysfs: Path) -> list[str]:
     """List interfaces with a device behind them, and RDMA ports."""
-    ports = sorted((sysfs / "class/net").glob("*"))
-    nics = [f"{port.name}: {_speed(port)}" for port in ports if (port / "device").exists()]
+    nics = [
+        f"{port.name}: {_speed(port)}"
+        for port in sorted((sysfs / "class/net").glob("*"))
+        if (port / "device").exists()
+    ]
     for port in sorted((sysfs / "class/infiniband").glob("*/ports/*")):
         rate = _quietly((port / "rate").read_text, "unknown rate").strip()
         nics.append(f"{port.parent.parent.name} port {port.name}: {rate}")
@@ -218,9 +221,11 @@ def _read_nics(sysfs: Path) -> list[str]:
 def _speed(port: Path) -> str:
     """Speed that the kernel states in Mbit/s, which is -1 where there is none."""
     mbit = _quietly(lambda: int((port / "speed").read_text()), -1)
-    if mbit > 0:
-        return f"{mbit / 1000:g} Gbit/s"
-    return _quietly(lambda: (port / "operstate").read_text().strip(), "unknown")
+    return (
+        f"{mbit / 1000:g} Gbit/s"
+        if mbit > 0
+        else _quietly(lambda: (port / "operstate").read_text().strip(), "unknown")
+    )
 
 
 # ---------------------------------------------------------------- what can be done
@@ -320,6 +325,5 @@ def describe_installation(installation: Installation) -> list[str]:
 
 
 def _state(extra: Extra) -> str:
-    if extra.missing:
-        return f"not there: {', '.join(extra.missing)}"
-    return ", ".join(f"{name} {version}" for name, version in extra.installed.items())
+    there = ", ".join(f"{name} {version}" for name, version in extra.installed.items())
+    return f"not there: {', '.join(extra.missing)}" if extra.missing else there

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perfmodel.simulate.engine.own_processes import Process
     from perfmodel.studies.sweep.variants import Variant
 
+
 Progress = Callable[[int, int], None]
 
 UNCHANGED: Final = object()

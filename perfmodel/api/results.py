@@ -315,8 +315,8 @@ class Sweep(Shown, SweepResult):
         from perfmodel.report import sweep
         from perfmodel.studies.sweep.run import to_json
 
-        base = next((each.scenario for each in self.variants if each.scenario), None)
-        asked = ("", "") if base is None else (base.name, base.question)
+        bases = (each.scenario for each in self.variants if each.scenario)
+        asked = next(((each.name, each.question) for each in bases), ("", ""))
         return Views(
             "Sweep",
             sweep.headline,
@@ -406,9 +406,8 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
         import pandas as pd
 
-        ends = (row["interval_s"] or (None, None) for row in self)
         rows = (
-            row | dict(zip(("low_s", "high_s"), own, strict=True))
-            for row, own in zip(self, ends, strict=True)
+            row | dict(zip(("low_s", "high_s"), row["interval_s"] or (None, None), strict=True))
+            for row in self
         )
         return pd.DataFrame(rows).drop(columns="interval_s")

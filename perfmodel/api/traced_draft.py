@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +45,17 @@ COMMENTS: Mapping[str, str] = {
 """What a field says, by its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceAnswers:
-    """What a person said beside the traces; None where the trace decides.
-
-    `model`: of the zoo, or a file, that names the parameters.
-    `node`, `nodes`, `fabric`: another machine than the recorded one.
-    """
-
-    gpu: str | None = None
-    batch_per_gpu: int | None = None
-    model: str | None = None
-    node: str | None = None
-    nodes: int | None = None
-    fabric: str | None = None
-
-
 def draft_from_trace(
-    traces: Sequence[Path], output: Path, answers: TraceAnswers, *, force: bool = False
+    traces: Sequence[Path],
+    output: Path,
+    *,
+    gpu: str | None = None,
+    batch_per_gpu: int | None = None,
+    model: str | None = None,
+    node: str | None = None,
+    nodes: int | None = None,
+    fabric: str | None = None,
+    force: bool = False,
 ) -> Draft:
     """Write the model and the machine of a trace, and draft a scenario beside them.
 
@@ -73,7 +65,12 @@ def draft_from_trace(
         Files of ranks, or folders of them.
     output : Path
         Where the scenario will stand: the other files lie beside it, named after it.
-    answers : TraceAnswers
+    gpu, batch_per_gpu : str, int, optional
+        Default: as the trace says.
+    model : str, optional
+        Of the zoo, or a file, that names the parameters.
+    node, nodes, fabric : str, int, str, optional
+        Another machine than the recorded one.
     force : bool
         Replace files that exist.
 
@@ -83,34 +80,32 @@ def draft_from_trace(
         No trace of training that a scenario can express, or files that exist.
     """
     refuse_if(
-        answers.node is None and (answers.nodes is not None or answers.fabric is not None),
+        node is None and (nodes is not None or fabric is not None),
         "--nodes, --fabric",
         "a machine without its name",
         "--node beside it: the recorded machine is what it is",
     )
     ranks = read_ranks(traces)
     profile = profile_ranks(ranks)
-    rebuilt = rebuild(
-        ranks, profile, gpu=answers.gpu, batch=answers.batch_per_gpu, model=answers.model
-    )
+    rebuilt = rebuild(ranks, profile, gpu=gpu, batch=batch_per_gpu, model=model)
     names = {MODEL: f"{output.stem}-{MODEL}", MACHINE: f"{output.stem}-{MACHINE}"}
-    written = names if answers.node is None else {MODEL: names[MODEL]}
+    written = names if node is None else {MODEL: names[MODEL]}
     for name in written.values():
         check_new(output.with_name(name), force=force)
     content = dict(rebuilt.documents[SCENARIO])
     content["model"] = {**content["model"], "file": names[MODEL]}
     content["compute"] = {**content["compute"], "times": names[MODEL]}
     content["cluster"] = {**content["cluster"], "node": names[MACHINE]}
-    if answers.node is not None:
-        content |= _other_machine(answers, ranks[0], output.parent)
-        if answers.model is not None:  # its work is known, to price the layers anew
-            key = "file" if Path(answers.model).is_file() else "name"
-            content["model"] = {key: relative_file(answers.model, output.parent)}
+    if node is not None:
+        content |= _other_machine(node, nodes, fabric, ranks[0], output.parent)
+        if model is not None:  # its work is known, to price the layers anew
+            key = "file" if Path(model).is_file() else "name"
+            content["model"] = {key: relative_file(model, output.parent)}
     for kind, name in written.items():
         output.with_name(name).write_text(rebuilt.text(kind), encoding="utf-8")
     text = _render_trace(content, ranks[0])
     return Draft(
-        text, _check(text, output), (*_trace_notes(ranks[0], profile, answers), *rebuilt.notes)
+        text, _check(text, output), (*_trace_notes(ranks[0], profile, node), *rebuilt.notes)
     )
 
 
@@ -124,14 +119,15 @@ def _check(text: str, output: Path) -> Scenario:
         trial.unlink()
 
 
-def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dict[str, Any]:
-    assert answers.node is not None
-    host_node = load_node(answers.node)
+def _other_machine(
+    node: str, nodes: int | None, fabric: str | None, trace: RankTrace, folder: Path
+) -> dict[str, Any]:
+    host_node = load_node(node)
     size, world = len(device_names(host_node, "gpu")), trace.world_size
-    nodes = answers.nodes or max(1, -(-world // size))
-    cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
+    nodes = nodes or max(1, -(-world // size))
+    cluster: dict[str, Any] = {"node": relative_file(node, folder), "nodes": nodes}
     if nodes > 1:
-        cluster["fabric"] = answers.fabric or usual_fabric(host_node)
+        cluster["fabric"] = fabric or usual_fabric(host_node)
     elif world < size:
         cluster["gpus_per_node"] = world
     on_cpu = load_gpu(host_node.gpu).generation == "cpu"
@@ -154,13 +150,13 @@ def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:
+def _trace_notes(trace: RankTrace, profile: Profile, node: str | None) -> Iterator[str]:
     yield (
         f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}, median "
         f"{1e3 * profile.step_s:.4g} ms"
     )
-    if answers.node is not None:
-        gpu = load_node(answers.node).gpu
+    if node is not None:
+        gpu = load_node(node).gpu
         yield (
             f"times of layers are those of {trace.device}; the machine has {gpu}: if that is "
             "another, run prices layers anew, for which --model names a model whose work is known"

@@ -14,8 +14,8 @@ from perfmodel.cli.output import (
     check_outputs,
     flags_as_fields,
     print_json,
+    print_listing,
     print_note,
-    print_table,
     print_text,
     refuse,
 )
@@ -95,7 +95,7 @@ def init(
     --model names its parameters, --node another machine.
     """
     from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario
-    from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
+    from perfmodel.api.traced_draft import draft_from_trace
     from perfmodel.topology.templates.build import load_node
     from perfmodel.workload.zoo import build_model
 
@@ -112,7 +112,15 @@ def init(
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
         with flags_as_fields(_FLAGS):
             draft = draft_from_trace(
-                trace, output, TraceAnswers(gpu, batch, model, node, nodes, fabric), force=force
+                trace,
+                output,
+                gpu=gpu,
+                batch_per_gpu=batch,
+                model=model,
+                node=node,
+                nodes=nodes,
+                fabric=fabric,
+                force=force,
             )
         _write(draft, output, f"perfmodel run {output}", force=force)
         return
@@ -219,10 +227,12 @@ def scenarios(
         print_text(read_text(find_file(name, "scenarios", field="SCENARIO")).rstrip())
         return
     questions = scenario_questions()
-    if json:
-        print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})
-    else:
-        print_table(("scenario", "question"), list(questions.items()))
+    print_listing(
+        {"scenarios": [{"name": n, "question": q} for n, q in questions.items()]},
+        ("scenario", "question"),
+        list(questions.items()),
+        json=json,
+    )
 
 
 def schema(

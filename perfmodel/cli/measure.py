@@ -15,7 +15,7 @@ from perfmodel.cli.output import (
     EndOption,
     FactorOption,
     JsonOption,
-    find_output_fault,
+    check_outputs,
     flags_as_fields,
     output_option,
     parse_quantities,
@@ -23,9 +23,8 @@ from perfmodel.cli.output import (
     print_json,
     print_note,
     progress_bar,
-    refuse,
 )
-from perfmodel.errors import Fault, refuse_if
+from perfmodel.errors import refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.measure.job import Measurement, MeasurementJob
@@ -163,16 +162,16 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
     )
     if output is None:
         return []
-    refuse(filter(None, [find_output_fault("-o", output)]))  # a folder has no name to number
+    check_outputs({"-o": output})  # a folder has no name to number
     numbers = (
         [f"-{number:0{len(str(runs))}}" for number in range(1, runs + 1)] if runs > 1 else [""]
     )
     paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
     for path in paths:
-        fault = find_output_fault("-o", path)
-        if fault is None and not path.parent.is_dir():
-            fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
-        refuse(filter(None, [fault]))
+        check_outputs({"-o": path})
+        refuse_if(
+            not path.parent.is_dir(), "-o", f"{str(path)!r}", "a file in a folder that exists"
+        )
     return paths
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,8 +13,8 @@ from perfmodel.cli.output import (
     flags_as_fields,
     parse_quantities,
     print_json,
+    print_listing,
     print_note,
-    print_table,
     refuse,
 )
 from perfmodel.errors import Fault, allowed_names, refuse_if
@@ -82,17 +82,13 @@ def buckets(
     with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
         partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
     held = [(bucket, [names[tensor] for tensor in bucket.tensors]) for bucket in partition]
-    if json:
-        print_json(
-            {
-                "buckets": [
-                    {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
-                    for bucket, own in held
-                ]
-            }
-        )
-        return
-    print_table(
+    print_listing(
+        {
+            "buckets": [
+                {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
+                for bucket, own in held
+            ]
+        },
         (">bucket", ">bytes", ">size", ">tensors", "parameters"),
         [
             (
@@ -104,6 +100,7 @@ def buckets(
             )
             for bucket, own in held
         ],
+        json=json,
     )
 
 
@@ -191,11 +188,21 @@ def capture(
     from perfmodel.torch_modules.given_module import call_function, hub_module, is_configuration
 
     if is_configuration(function):
-        _refuse({"--measure": measure}, "FILE.py:FUNCTION: CONFIG has no weights")
+        refuse_if(
+            measure,
+            "--measure",
+            "the flag",
+            "only with FILE.py:FUNCTION: CONFIG has no weights",
+        )
         name, model, batch = hub_module(Path(function), tokens=tokens, name=name, real=real)
         loss = None
     else:
-        _refuse({"--tokens": tokens is not None}, "CONFIG: a function makes its batch itself")
+        refuse_if(
+            tokens is not None,
+            "--tokens",
+            "the flag",
+            "only with CONFIG: a function makes its batch itself",
+        )
         model, batch, loss = call_function(function)
     captured = run_capture(model, batch, loss=loss, name=name, real=real, measure=measure)
     path = captured.save(output)
@@ -206,11 +213,6 @@ def capture(
     if loss is None and not is_configuration(function):
         print_note("No loss was returned: kernels of one are not counted; (model, batch, loss).")
     print_note(f"wrote {path}; in a scenario: model: {{file: {path}}}")
-
-
-def _refuse(flags: Mapping[str, bool], allowed: str) -> None:
-    """Refuse flags that the kind of argument has no use for."""
-    refuse(Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on)
 
 
 def models(
@@ -230,25 +232,21 @@ def models(
 
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
         zoo = [load_workload(name) for name in names or zoo_names()]
-    if json:
-        print_json(
-            {
-                "models": [
-                    {
-                        "name": m.name,
-                        "parameters": m.parameters,
-                        "tensors": len(m.tensors),
-                        "nbytes": m.nbytes,
-                        "sample": str(m.sample),
-                        "source": m.source,
-                        "notes": m.notes,
-                    }
-                    for m in zoo
-                ]
-            }
-        )
-        return
-    print_table(
+    print_listing(
+        {
+            "models": [
+                {
+                    "name": m.name,
+                    "parameters": m.parameters,
+                    "tensors": len(m.tensors),
+                    "nbytes": m.nbytes,
+                    "sample": str(m.sample),
+                    "source": m.source,
+                    "notes": m.notes,
+                }
+                for m in zoo
+            ]
+        },
         ("model", ">parameters", ">tensors", ">size", "of", "one sample"),
         [
             (
@@ -261,7 +259,8 @@ def models(
             )
             for m in zoo
         ],
+        json=json,
     )
-    for m in zoo if names else ():
+    for m in zoo if names and not json else ():
         for note in m.notes:
             print_note(f"{m.name}: {note}")

@@ -81,6 +81,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print_blocks([Table(header, rows)])
 
 
+def print_listing(
+    document: object, header: Sequence[str], rows: Sequence[Sequence[str]], *, json: bool
+) -> None:
+    """Print a list as one JSON document, or as a table for people."""
+    if json:
+        print_json(document)
+    else:
+        print_table(header, rows)
+
+
 def print_blocks(blocks: Iterable[Block]) -> None:
     """Print paragraphs and tables of a report."""
     from perfmodel.report.common.plain_text import plain_lines, render_terminal

@@ -69,7 +69,17 @@ def tune(
     questions = [read_question(name, set_) for name in scenarios]
     rows = [STRATEGIES.get(question.strategy.kind) for question in questions]
     if not all(row is not None and row.buckets for row in rows):
-        _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
+        several, without = (
+            "several scenarios, not all with strategy ddp",
+            "a strategy without buckets",
+        )
+        refuse(
+            failed(
+                (len(questions) > 1, "SCENARIO", several, "one of them, or ddp in each"),
+                (all_sizes, "--all-sizes", without, "one size, or ddp"),
+                (horovod, "--horovod", without, "ddp, or kind: horovod"),
+            )
+        )
         _tune_settings(questions[0], profile, output, json=json)
         return
     if output is not None:
@@ -81,18 +91,6 @@ def tune(
         _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod),
         output,
         json=json,
-    )
-
-
-def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
-    """Refuse what only buckets of DDP have."""
-    several, without = "several scenarios, not all with strategy ddp", "a strategy without buckets"
-    refuse(
-        failed(
-            (len(questions) > 1, "SCENARIO", several, "one of them, or ddp in each"),
-            (all_sizes, "--all-sizes", without, "one size, or ddp"),
-            (horovod, "--horovod", without, "ddp, or kind: horovod"),
-        )
     )
 
 

@@ -17,16 +17,14 @@ from perfmodel.cli.output import (
     NodesOption,
     TopologyArgument,
     check_outputs,
-    find_output_fault,
     flags_as_fields,
     output_option,
-    print_json,
+    print_listing,
     print_note,
-    print_table,
     print_text,
     refuse,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.topology.importers import ImportedTopology
@@ -163,10 +161,12 @@ def topologies(json: JsonOption = False) -> None:
     from perfmodel.api.names import topology_rows
 
     descriptions = topology_rows()
-    if json:
-        print_json({"topologies": descriptions})
-        return
-    print_table(("topology", "kind", "what it is"), [tuple(each.values()) for each in descriptions])
+    print_listing(
+        {"topologies": descriptions},
+        ("topology", "kind", "what it is"),
+        [tuple(each.values()) for each in descriptions],
+        json=json,
+    )
 
 
 _IMPORT_FLAGS = {
@@ -212,7 +212,12 @@ def import_(
     NCCL topology XML (NCCL_TOPO_DUMP_FILE or a provider's), nvidia-smi topo -m, or ibnetdiscover
     (a fabric). What the file leaves open is completed, and said.
     """
-    _check_output(output, force=force)
+    refuse_if(
+        output is not None and output.is_file() and not force,
+        "-o",
+        f"{str(output)!r}, which exists",
+        "a new file, or --force beside it",
+    )
     inputs = {"FILE": file, "--graph": graph, "--template": template}
     check_outputs(
         {"-o": output}, {name: Path(path) if path else None for name, path in inputs.items()}
@@ -240,15 +245,6 @@ def _faults_of(file: str) -> Iterator[None]:
             else replace(fault, file=file, field=f"{fault.field} of the topology made from it")
             for fault in error.faults
         ) from None
-
-
-def _check_output(output: Path | None, *, force: bool) -> None:
-    if output is None:
-        return
-    fault = find_output_fault("-o", output)
-    if fault is None and output.exists() and not force:
-        fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
-    refuse(filter(None, [fault]))
 
 
 def _write(imported: ImportedTopology, output: Path | None) -> None:

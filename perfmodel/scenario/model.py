@@ -101,10 +101,6 @@ class Scenario(FileModel):
             )
         return gpus // shared
 
-    def locate(self, field: str) -> tuple[str | None, int | None]:
-        """File and line of a dotted field."""
-        return self._origin.locate(field)
-
     def fault(self, field: str, found: str, allowed: str) -> InputError:
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))

@@ -225,8 +225,10 @@ def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any
     for relief in (point.relief for point in points if point.relief is not None):
         if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, NO_COMMUNICATION):
             links[relief.what] = dict(relief.what_if)
-    both = {"infinitely fast links and no latency": {**every, **NO_LATENCY}}
-    return links | {"no latency": NO_LATENCY} | both
+    return links | {
+        "no latency": NO_LATENCY,
+        "infinitely fast links and no latency": {**every, **NO_LATENCY},
+    }
 
 
 def attribute_step(

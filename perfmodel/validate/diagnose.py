@@ -132,10 +132,10 @@ class Diagnosis:
     def slow_from_bytes(self) -> int | None:
         """Smallest size from which on most sizes are slower than the interval; None: none."""
         slow = [size.is_slow for size in self.sizes]
-        begins = (
-            at for at, here in enumerate(slow) if here and 2 * sum(slow[at:]) > len(slow[at:])
+        begin = next(
+            (at for at, here in enumerate(slow) if here and 2 * sum(slow[at:]) > len(slow[at:])),
+            None,
         )
-        begin = next(begins, None)
         if begin is None and 2 * sum(slow) > len(slow):
             begin = slow.index(True)
         return None if begin is None else self.sizes[begin].nbytes
@@ -327,8 +327,7 @@ def _explain(
     )
     groups: list[list[str]] = []
     for name in ranked:
-        alike = (g for g in groups if _apart(curves[g[0]], curves[name]) < ALIKE)
-        group = next(alike, None)
+        group = next((g for g in groups if _apart(curves[g[0]], curves[name]) < ALIKE), None)
         if group is None:
             groups.append([name])
         else:

@@ -110,8 +110,10 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowRea
     typical = statistics.median(ratios) if ratios else 1.0
     if not 1 / _UNIT_FACTOR <= typical <= _UNIT_FACTOR:
         nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
-        units = (unit for factor, unit in nearest.items() if 0.5 <= typical / factor <= 2)
-        unit = next(units, "another unit or size")
+        unit = next(
+            (unit for factor, unit in nearest.items() if 0.5 <= typical / factor <= 2),
+            "another unit or size",
+        )
         actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
         RowReader(records[0], meta.faults).fault(
             "time_us", actual, "microseconds that give the bandwidth printed beside them"
@@ -198,8 +200,7 @@ class Sweep:
 
 def find_sweeps(folder: Path) -> Path | None:
     """Return the folder in which META.csv stands: the given one or its ``nccl_sweeps``, if any."""
-    places = (place for place in (folder, folder / SUBFOLDER) if (place / META).is_file())
-    return next(places, None)
+    return next((place for place in (folder, folder / SUBFOLDER) if (place / META).is_file()), None)
 
 
 def sweeps_folder(folder: Path) -> Path:

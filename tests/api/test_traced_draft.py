@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
+from perfmodel.api.traced_draft import draft_from_trace
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
 from perfmodel.studies.run import run_scenario
@@ -37,17 +37,17 @@ def test_the_recorded_machine_steps_as_recorded(trace: Path, tmp_path: Path) -> 
     lines = [line for line in output.read_text().splitlines() if line.startswith("  ")]
     assert lines
     assert all("  # " in line for line in lines)
-    draft = draft_from_trace([trace], output, TraceAnswers(), force=True)
+    draft = draft_from_trace([trace], output, force=True)
     recorded_s = float(draft.notes[0].rpartition("median ")[2].removesuffix(" ms")) / 1e3
     simulated_s = run_scenario(draft.scenario).main.step_time_s
     assert simulated_s == pytest.approx(recorded_s, rel=0.01)
     with pytest.raises(InputError, match="which exists"):
-        draft_from_trace([trace], output, TraceAnswers())
+        draft_from_trace([trace], output)
 
 
 def test_another_machine_by_name(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "h100.yaml"
-    draft = draft_from_trace([trace], output, TraceAnswers(node="dgx-h100", batch_per_gpu=64))
+    draft = draft_from_trace([trace], output, node="dgx-h100", batch_per_gpu=64)
     cluster = draft.scenario.cluster
     assert (cluster.node, cluster.nodes, cluster.gpus_per_node) == ("dgx-h100", 1, 2)
     assert draft.scenario.library.name == "nccl"

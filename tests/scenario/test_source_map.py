@@ -19,9 +19,9 @@ def faults(path, *overrides):
 def test_later_faults_can_name_the_line_or_the_flag(scenario_file):
     path = scenario_file()
     scenario = load_scenario(path, ["model.name=resnet5"])
-    assert scenario.locate("cluster.node") == (path, 9)
-    assert scenario.locate("cluster.fabric.kind") == (path, 12)
-    assert scenario.locate("library.name") == (path, None)
+    assert scenario.origin.locate("cluster.node") == (path, 9)
+    assert scenario.origin.locate("cluster.fabric.kind") == (path, 12)
+    assert scenario.origin.locate("library.name") == (path, None)
     assert (
         str(scenario.fault("cluster.node", "x", "y"))
         == f"{path}:9: cluster.node: found x; allowed: y"

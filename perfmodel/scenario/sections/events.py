@@ -160,9 +160,6 @@ class TrafficEvent(Section):
         )
 
 
-EVENT_KINDS = ("slow", "jitter", "degrade", "down", "lose", "traffic")
-
-
 class EventSection(Section):
     """One event; the field that is set is its kind."""
 
@@ -174,13 +171,18 @@ class EventSection(Section):
     traffic: TrafficEvent | None = None
 
     def _rules(self) -> Rules:
-        is_one = len(self.model_fields_set) == 1 and getattr(self, self.kind) is not None
-        return ((not is_one, f"exactly one of {', '.join(map(repr, EVENT_KINDS))} per event"),)
+        kinds = ", ".join(map(repr, type(self).model_fields))
+        return (
+            (
+                len(self.model_fields_set) != 1 or getattr(self, self.kind) is None,
+                f"exactly one of {kinds} per event",
+            ),
+        )
 
     @property
     def kind(self) -> str:
         """The field that is set."""
-        return next(iter(self.model_fields_set), EVENT_KINDS[0])
+        return next(iter(self.model_fields_set), "slow")
 
 
 class OtherJob(FileModel):

@@ -370,9 +370,11 @@ class UpgradeSection(Section):
     )
 
     def _rules(self) -> Rules:
-        prices = (self.price, self.price_per_node, self.price_per_gpu_hour)
         return (
-            (prices.count(None) < 2, "one of 'price', 'price_per_node' and 'price_per_gpu_hour'"),
+            (
+                (self.price, self.price_per_node, self.price_per_gpu_hour).count(None) < 2,
+                "one of 'price', 'price_per_node' and 'price_per_gpu_hour'",
+            ),
         )
 
 

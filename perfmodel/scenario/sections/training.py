@@ -360,8 +360,12 @@ class TrainingSection(Section):
     def _rules(self) -> Rules:
         names = ("batch_per_gpu", "global_batch")
         required, other = names if self.scaling == "weak" else names[::-1]
-        fits = getattr(self, required) is not None and getattr(self, other) is None
-        return ((not fits, f"{required!r} and no {other!r} with scaling: {self.scaling}"),)
+        return (
+            (
+                getattr(self, required) is None or getattr(self, other) is not None,
+                f"{required!r} and no {other!r} with scaling: {self.scaling}",
+            ),
+        )
 
 
 class ScaleSection(Section):
@@ -371,9 +375,11 @@ class ScaleSection(Section):
     nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)] | None = None
 
     def _rules(self) -> Rules:
-        both = (self.gpus is None) == (self.nodes is None)
         return (
-            (both, "either 'gpus' or 'nodes', exactly one list"),
+            (
+                (self.gpus is None) == (self.nodes is None),
+                "either 'gpus' or 'nodes', exactly one list",
+            ),
             (
                 not is_growing(self.gpus or self.nodes or ()),
                 "sizes that grow, such as [1, 2, 4, 8]",

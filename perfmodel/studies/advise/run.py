@@ -300,8 +300,8 @@ def _best_of_level(
     best = start if start is not None and start.ratio >= worth[0].ratio else worth[0]
     left = MOST_TRIALS
     for (change,) in (each.changes for each in worth):
-        is_used = change.about in {other.about for other in best.changes}
-        if not is_used and len(best.changes) < MOST_TOGETHER and left > 0:
+        used = {other.about for other in best.changes}
+        if change.about not in used and len(best.changes) < MOST_TOGETHER and left > 0:
             left -= 1
             joined = trials.of((*best.changes, change))
             best = joined if joined.ratio >= (1.0 + MIN_GAIN) * best.ratio else best

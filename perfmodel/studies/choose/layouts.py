@@ -293,8 +293,13 @@ class LayoutJobs:
     def make(self, candidate: LayoutCandidate) -> SizedJob:
         """Make the job of a layout; raises `InputError`: the model cannot be split so."""
         changed, size = change_scenario(self.scenario, self.changes(candidate)), self.base.size
-        split = (candidate.tensor, candidate.context, candidate.expert)
-        key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, size))
+        key = (
+            candidate.tensor,
+            candidate.context,
+            candidate.expert,
+            candidate.sequence_parallel,
+            expert_ranks_per_node(changed, size),
+        )
 
         def cut() -> Workload | InputError:
             return result_or_error(lambda: resolve_share(changed, self.inputs.workload, size))

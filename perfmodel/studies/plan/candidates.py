@@ -146,8 +146,11 @@ def search_batches(
     tried = [StepRequest(candidate, candidate.nodes[0]) for candidate in plan.candidates]
     for factor in (2.0, 1.5):
         while tried:
-            better = [each.request for each in predict_all(tried) if is_better(each)]
-            tried = [_larger(scenario, request, factor) for request in better]
+            tried = [
+                _larger(scenario, each.request, factor)
+                for each in predict_all(tried)
+                if is_better(each)
+            ]
         tried = [_larger(scenario, request, 1.5) for request, _ in best.values()]
     return plan.model_copy(
         update={

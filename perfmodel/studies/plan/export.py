@@ -311,8 +311,11 @@ def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...
     usable = [option for option in options if option.status == "ok"]
     tight = [option for option in usable if option.step and option.step.tight]
     chosen = "so no answer names it" if len(tight) < len(usable) else "and nothing else fits"
-    costs = [(option, option.step.routing_cost) for option in options if option.step]
-    collide = [(option, cost) for option, cost in costs if cost > NAMED_COST_RATIO]
+    collide = [
+        (option, option.step.routing_cost)
+        for option in options
+        if option.step and option.step.routing_cost > NAMED_COST_RATIO
+    ]
     powers = {c.name: (c, c.power or PowerSection()) for c in plan.candidates}
     priced = [c.name for c in plan.candidates if c.purchase or c.price_per_gpu_hour is not None]
     unpriced = [c.name for c in plan.candidates if c.name not in priced]

@@ -81,10 +81,9 @@ def apply_list(
         is_open = failures and not (failures.mtbf_per_node or candidate.mtbf_per_node)
         if is_open and not isinstance(node, str):
             if rate is None:
-                found = f"nothing, and no rate of a {node[1].name} is listed"
                 raise scenario.fault(
                     "plan.failures.mtbf_per_node",
-                    found,
+                    f"nothing, and no rate of a {node[1].name} is listed",
                     f"a duration such as '264 d', here or in candidate {name!r} alone",
                 )
             changes["mtbf_per_node"] = rate.mtbf_per_node * rate.gpus_per_node / node[0]
@@ -103,9 +102,11 @@ def apply_list(
 
 def _find(lines: Iterable[LineT], candidate: CandidateSection, node: Hardware) -> LineT | None:
     """Return the line of a candidate's machine, else of its GPU; None where there is none."""
-    own = [each for each in lines if not isinstance(node, str) and each.gpu == node[1].name]
-    return min(
-        (each for each in own if each.node in {candidate.node, None}),
-        key=lambda each: each.node is None,
-        default=None,
+    own = (
+        each
+        for each in lines
+        if not isinstance(node, str)
+        and each.gpu == node[1].name
+        and each.node in {candidate.node, None}
     )
+    return min(own, key=lambda each: each.node is None, default=None)

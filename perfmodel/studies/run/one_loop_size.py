@@ -237,8 +237,8 @@ def _slowed(by: float) -> WhatIf:
 
 # ---------------------------------------------------------------- what limits
 
-UPDATES = "updates"
-"""Name of the part that is the servers' own work."""
+UPDATES = Part("updates", {}, text="servers that update in no time")
+"""The servers' own work."""
 
 LEAST_BUSY_SHARE = 0.25
 """Share of the time that a link has to be busy for the kind of it to be tried."""
@@ -257,20 +257,19 @@ def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
     if waits_s <= WORTH_SEARCHING * step_s:
         return by_savings(reliefs)
     kinds, busy = job.machine.topology.arcs.kinds, _busy(metrics)
-    most_busy = {part: busy[kinds.among(part.kinds)].max(initial=0.0) for part in LINKS}
     of_waiting = [
         _relief(metrics, _without(job, part), part)
         for part in LINKS
-        if most_busy[part] > LEAST_BUSY_SHARE
+        if busy[kinds.among(part.kinds)].max(initial=0.0) > LEAST_BUSY_SHARE
     ]
     if max(metrics.server_busy) > WORTH_NAMING:
-        of_waiting.insert(0, _relief(metrics, replace(job, idle_servers=True), None))
+        of_waiting.insert(0, _relief(metrics, replace(job, idle_servers=True), UPDATES))
     if max((relief.saves_s for relief in of_waiting), default=0.0) < MOST_OF_IT * waits_s:
         of_waiting += [
             _relief(metrics, _without(job, LATENCY), LATENCY),
             replace(
                 _relief(metrics, replace(job, free=True, idle_servers=True), COMMUNICATION),
-                parts=(COMMUNICATION.name, UPDATES),
+                parts=(COMMUNICATION.name, UPDATES.name),
             ),
         ]
     return by_savings([*reliefs, *of_waiting])
@@ -291,12 +290,11 @@ def _without(job: LoopJob, part: Part) -> LoopJob:
     )
 
 
-def _relief(metrics: LoopMetrics, job: LoopJob, part: Part | None) -> Relief:
+def _relief(metrics: LoopMetrics, job: LoopJob, part: Part) -> Relief:
     """Simulate loops of which a part of the machine, or the servers' own work, is no limit."""
-    saves_s = metrics.step_s() - _step_s(job)
-    if part is None:
-        return Relief("servers that update in no time", (UPDATES,), {}, saves_s)
-    return Relief(describe_parts([part]), (part.name,), dict(part.what_if), saves_s)
+    return Relief(
+        describe_parts([part]), (part.name,), dict(part.what_if), metrics.step_s() - _step_s(job)
+    )
 
 
 def loop_bottleneck(
@@ -312,7 +310,7 @@ def loop_bottleneck(
     if elsewhere is not None:
         return elsewhere
     name = reliefs[0].parts[0]
-    if name == UPDATES:
+    if name == UPDATES.name:
         server = metrics.run.plan.servers[int(np.argmax(metrics.server_busy))]
         updates = f"updates at {server.name} ({server.device})"
         return Bottleneck("communication", updates, updates)

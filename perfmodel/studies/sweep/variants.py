@@ -85,7 +85,9 @@ def variants(
     from_flag = scenario.origin.from_flag("sweep")
     listed = []
     for index, (places, values) in enumerate(_combine_values(section)):
-        located = {} if from_flag else {n: scenario.locate(at)[1] for n, at in places.items()}
+        located = (
+            {} if from_flag else {n: scenario.origin.locate(at)[1] for n, at in places.items()}
+        )
         lines = {field: line for field, line in located.items() if line is not None}
         listed.append(
             make_variant(

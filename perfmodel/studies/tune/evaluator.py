@@ -172,6 +172,7 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
         factor=0.0 if setting.fidelity == "free" else 1.0,
     )
     allreduce.prepare(min(gradients.nbytes), gradients.sums[-1])
+    factors = grouped((rank, each.by) for each in constant for rank in each.ranks)
     conditions = {
         "what happens around the job varies": len(constant) < len(sized.disturbances),
         "every message is simulated": sized.fidelity in BY_SENDS,
@@ -184,16 +185,10 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
     return Evaluator(
         sized,
         gradients,
-        surrogate.scaled(_slowest_factor(constant)),
+        surrogate.scaled(max(map(prod, factors.values()), default=1.0)),  # all wait for the slowest
         allreduce,
         [reason for reason, holds in conditions.items() if holds],
     )
-
-
-def _slowest_factor(constant: Sequence[Disturbance]) -> float:
-    """Factor by which the slowest ranks are slower, which all others wait for."""
-    by_rank = grouped((rank, each.by) for each in constant for rank in each.ranks)
-    return max(map(prod, by_rank.values()), default=1.0)
 
 
 def _around_backward_s(sized: SizedJob, constant: Sequence[Disturbance]) -> tuple[float, float]:

@@ -240,28 +240,26 @@ BOUND_TOLERANCE = 1e-3
 """Relative distance from the best step at which the bound is good enough."""
 
 
-def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
+def lower_bound_s(
+    surrogate: StepSurrogate,
+    allreduce: AllReduceTimes,
+    workers: int,
+    best_s: float = math.inf,
+    at_most: int = 0,
+) -> float:
     """Return a time that no step is below, whatever its buckets; seconds.
 
     `allreduce`: with exact times of the least and the largest possible size.
     `workers`: all-reduces under way at a time.
-    """
-    return _compute_bound(surrogate, allreduce, workers)[0]
-
-
-def tighten_bound(
-    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
-) -> float:
-    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
-
-    Returns the raised bound; seconds.
+    `at_most`: sizes to compute where that may raise the bound, as long as it is below a step of
+        `best_s`.
     """
     for _ in range(at_most):
         bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
         if bound_s > best_s * (1 - BOUND_TOLERANCE) or weakest is None:
             break
         allreduce.compute(int(weakest / allreduce.scale))
-    return lower_bound_s(surrogate, allreduce, workers)
+    return _compute_bound(surrogate, allreduce, workers)[0]
 
 
 def _compute_bound(

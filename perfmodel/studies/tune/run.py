@@ -28,8 +28,8 @@ from perfmodel.studies.tune.evaluator import (
 )
 from perfmodel.studies.tune.exact import (
     allow_integer_caps,
+    lower_bound_s,
     search_by_surrogate,
-    tighten_bound,
     time_all_sizes,
 )
 from perfmodel.studies.tune.model import STEP_ROUNDING, CurvePoint, Horovod, Progress, TuneResult
@@ -263,7 +263,7 @@ def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     if varied or sized.fidelity != "flow":
         return None
     sizes = 0 if sized.size.gpus > FEW_RANKS else MOST_SIZES_OF_BOUND
-    return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
+    return lower_bound_s(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
 
 
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:

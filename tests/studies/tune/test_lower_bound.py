@@ -20,7 +20,7 @@ from perfmodel.studies.tune.caps import (
     with_caps,
 )
 from perfmodel.studies.tune.evaluator import make_evaluator
-from perfmodel.studies.tune.exact import lower_bound_s, minorants, tighten_bound
+from perfmodel.studies.tune.exact import lower_bound_s, minorants
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_groups
 
@@ -159,5 +159,5 @@ def test_the_higher_of_two_bounds_applies(
     surrogate = StepSurrogate(gradients, 0.0, (1.0, 2.0), 2.0, (0.0, 0.0), 0.0, 1.0)
     times: Any = TwoSizes(wire_s_per_byte)
     assert lower_bound_s(surrogate, times, workers) == pytest.approx(bound_s)
-    tighten_bound(surrogate, times, workers, best_s=100.0, at_most=1)
+    lower_bound_s(surrogate, times, workers, best_s=100.0, at_most=1)
     assert times.computed == computed

@@ -49,9 +49,8 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
     if topology is machine.topology and library is machine.library:
         return machine
     changed = replace(machine, topology=topology, library=library)
-    if topology is network:
-        return changed
-    return replace(changed, decides_on=replace(machine, topology=network))
+    decides_on = replace(machine, topology=network)
+    return changed if topology is network else replace(changed, decides_on=decides_on)
 
 
 def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:

@@ -56,10 +56,6 @@ def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) ->
         return None
     micro_batches, has_pipeline = sized.job.options.accumulate, parallel_layout.stages > 1
     grid = parallel_layout.grid(sized.size.gpus)
-    bubble = theory = None
-    if has_pipeline:
-        bubble = _simulated_bubble(reported.plan, spans)
-        theory = bubble_in_theory(reported.plan, parallel_layout.pipeline_schedule(micro_batches))
     return LayoutUse(
         tensor=grid.tensor,
         context=grid.context,
@@ -69,8 +65,12 @@ def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) ->
         order="-".join(grid.order),
         schedule=parallel_layout.schedule if has_pipeline else None,
         micro_batches=micro_batches,
-        bubble=bubble,
-        bubble_in_theory=theory,
+        bubble=_simulated_bubble(reported.plan, spans) if has_pipeline else None,
+        bubble_in_theory=bubble_in_theory(
+            reported.plan, parallel_layout.pipeline_schedule(micro_batches)
+        )
+        if has_pipeline
+        else None,
         dimensions=_dimension_uses(sized, reported),
         stages=_stage_uses(sized, reported.plan, spans) if has_pipeline else (),
     )

@@ -108,7 +108,7 @@ class RetimedSteps:
         """
         everything = (*setups, self.base.setup)  # the run itself tells what meets anyway
         plans = [split_classes(setup, self.disturbances)[0] for setup in everything]
-        if self.met > MOST_MET or not all(map(self._has_same_order, plans)):
+        if self.met > MOST_MET or not all(have_same_order(self.base.plan, plan) for plan in plans):
             return [self._simulated_s(setup) for setup in setups]
         retimed = self._order.retime(
             [*map(partial(self._durations, self.disturbances), everything, plans)]
@@ -133,7 +133,7 @@ class RetimedSteps:
     def step_s(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Step:
         """Return the mean counted step of a setup with the same disturbances on its machine."""
         plan = split_classes(setup, disturbances)[0]
-        if np.isinf(self.met) or not self._has_same_order(plan):
+        if np.isinf(self.met) or not have_same_order(self.base.plan, plan):
             return Step(np.nan, is_exact=False)
         retimed = self._order.retime([self._durations(disturbances, setup, plan)])
         is_alone = setup.fidelity == "free" or not (
@@ -162,9 +162,6 @@ class RetimedSteps:
     @cached_property
     def _order(self) -> RunOrder:
         return RunOrder(self.base.plan, self.base.run)
-
-    def _has_same_order(self, plan: StepPlan) -> bool:
-        return have_same_order(self.base.plan, plan)
 
     def _counted_s(self, retimed: Retimed) -> list[float]:
         ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)

@@ -103,8 +103,9 @@ def computes(span: Span, kinds: Mapping[str, str]) -> bool:
 
 def communicates(span: Span, kinds: Mapping[str, str]) -> bool:
     """Whether a span is of communication, in a stream of its own or in that of the layers."""
-    on_compute = kinds[span.stream] == "compute" and span.kind == "communication"
-    return kinds[span.stream] == "comm" or on_compute
+    return kinds[span.stream] == "comm" or (
+        kinds[span.stream] == "compute" and span.kind == "communication"
+    )
 
 
 def busiest_class(spans: Sequence[Span], kinds: Mapping[str, str]) -> str:
