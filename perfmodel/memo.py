@@ -1,8 +1,8 @@
-"""Mappings: of results that are found once and kept, and of values by what they share."""
+"""Results that are found once and kept, values by what they share, and items that are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -15,6 +15,16 @@ def once(found: MutableMapping[Any, Any], key: Hashable, find: Callable[[], T]) 
         found[key] = find()
     result: T = found[key]
     return result
+
+
+def told(
+    items: Iterable[T], progress: Callable[[int, int], None] | None, total: int, before: int = 0
+) -> Iterator[T]:
+    """Yield items, and tell after each how many of how many are done, `before` these included."""
+    for done, each in enumerate(items, before + 1):
+        yield each
+        if progress is not None:
+            progress(done, total)
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:

@@ -133,18 +133,15 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
     node = load_node(answers.node)
     known = load_gpu(node.gpu).peak_flops
     usual = next((name for name in ("bf16", "fp16") if name in known), "fp32")
-    cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
-    if answers.nodes > 1:
-        cluster["fabric"] = answers.fabric or usual_fabric(node)
+    fabric = {"fabric": answers.fabric or usual_fabric(node)} if answers.nodes > 1 else {}
+    smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
     content: dict[str, Any] = {
         "model": {"config": answers.config} if answers.model is None else {"name": answers.model},
         "compute": {"precision": usual if answers.precision is None else answers.precision},
-        "cluster": cluster,
+        "cluster": {"node": answers.node, "nodes": answers.nodes, **fabric},
         "training": {"batch_per_gpu": 1},
+        **({"scale": {"nodes": smaller}} if smaller else {}),
     }
-    smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
-    if smaller:
-        content["scale"] = {"nodes": smaller}
     content["compute"] |= (
         {"optimizer": "sgd-momentum", "channels_last": True}
         if resolve_workload(make_scenario(content)).sample.is_image

@@ -121,9 +121,11 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
         for name, stem in zip(names, stems, strict=True)
     ]
     if len(names) == 1:
-        variations = [(stems[0], names[0], [])]
-        variations += [(text, names[0], [text]) for text in sets]
-        variations += [(text, names[0], split[text]) for text in withs]
+        variations = [
+            (stems[0], names[0], []),
+            *((text, names[0], [text]) for text in sets),
+            *((text, names[0], split[text]) for text in withs),
+        ]
     columns: dict[str, Scenario] = {}
     faults: list[Fault] = []
     for at, (label, name, overrides) in enumerate(variations, 1):

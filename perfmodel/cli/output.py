@@ -234,9 +234,11 @@ def check_report_folder(
         raise InputError(
             Fault("-o", f"{place} ({error.strerror or error})", "a place that can be written")
         ) from None
-    inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
-    inputs |= {"--profile": Path(profile)} if profile is not None else {}
-    inputs |= {"--store": store} if store is not None else {}
+    inputs = {
+        **{f"{role} ({path})": path for role, path in _list_inputs(scenarios)},
+        **({} if profile is None else {"--profile": Path(profile)}),
+        **({} if store is None else {"--store": store}),
+    }
     files = [folder / name for name in names]
     faults = [find_output_fault("-o", path) for path in files]
     faults += [

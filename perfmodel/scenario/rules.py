@@ -275,14 +275,14 @@ def broken_rules(
     section is faulty.
     """
     named = [name for name in _SECTIONS if name in content]
-    if scenario is None:
-        parts = _sound_sections({name: content[name] for name in named})
-    else:
-        parts = SimpleNamespace(**{name: getattr(scenario, name) for name in named})
+    sound = (
+        _sound_sections({name: content[name] for name in named})
+        if scenario is None
+        else {name: getattr(scenario, name) for name in named}
+    )
     defaults = {name: Scenario.model_fields[name].default for name in ("strategy", "parallel")}
-    for name in _SECTIONS:
-        if name not in vars(parts):
-            setattr(parts, name, None if name in content else defaults.get(name))
+    others = {name: None if name in content else defaults.get(name) for name in _SECTIONS}
+    parts = SimpleNamespace(**others | sound)
     return [
         origin.fault(*mistake)
         for needed, rule in _RULES
@@ -291,11 +291,11 @@ def broken_rules(
     ]
 
 
-def _sound_sections(content: Mapping[str, Any]) -> SimpleNamespace:
+def _sound_sections(content: Mapping[str, Any]) -> dict[str, Any]:
     """Sections of a faulty file that can be read on their own."""
-    parts = SimpleNamespace()
+    parts: dict[str, Any] = {}
     for name, value in content.items():
         section: TypeAdapter[Any] = TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
         with suppress(ValidationError):
-            setattr(parts, name, section.validate_python(value))
+            parts[name] = section.validate_python(value)
     return parts

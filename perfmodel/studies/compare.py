@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.memo import told
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.source_map import format_value
@@ -119,14 +120,12 @@ def compare(
         A name that does not resolve or a size that does not fit.
     """
     sides = []
-    for done, (label, scenario) in enumerate(scenarios.items(), 1):
+    for label, scenario in told(scenarios.items(), progress, len(scenarios)):
         at_main_size = without_curve(scenario)
         result = run_scenario(at_main_size, profile=profile)
         if result.search is not None:  # a what-if is of the layout that was chosen
             at_main_size = change_scenario(at_main_size, result.search.winner.changes)
         sides.append(Side(label, at_main_size, result))
-        if progress is not None:
-            progress(done, len(scenarios))
     return Comparison(
         sides=tuple(sides),
         fields=list_differing_fields(list(scenarios.values())),

@@ -29,6 +29,7 @@ from perfmodel.errors import InputError, PerfmodelError, refuse_if
 from perfmodel.files.pasted_text import read_pasted_text
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import told
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
 from perfmodel.topology.model import Topology
@@ -211,7 +212,7 @@ def diagnose_log(
     diagnoses = list[Diagnosis]()
     largest = build_topology(request.topology).gpus_per_host
     sweeps = prefer_out_of_place(found.sweeps)
-    for sweep in sweeps:
+    for sweep in told(sweeps, progress, len(sweeps)):
         try:
             nodes, each = layout_of(sweep, request, largest)
             topology = build_topology(
@@ -233,8 +234,6 @@ def diagnose_log(
             )
         except InputError as error:
             raise error.located(str(path)) from None
-        if progress is not None:
-            progress(len(diagnoses), len(sweeps))
     return diagnoses
 
 

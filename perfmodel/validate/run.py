@@ -22,6 +22,7 @@ from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
 from perfmodel.files import as_json, attributes
 from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
+from perfmodel.memo import told
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
@@ -303,11 +304,8 @@ def predict_sweeps(
     """Predict sweeps in several processes, the longest first; outcomes in the order of `tasks`."""
     calls = [(at, tasks[at]) for at in sorted(range(len(tasks)), key=lambda at: -tasks[at].work)]
     jobs = processes if len(tasks) >= WORTH_IT else 1
-    outcomes: dict[int, Forecast | str] = {}
-    for at, outcome in map_unordered(_predict_at, calls, jobs=jobs, threads=count_cores()):
-        outcomes[at] = outcome
-        if progress is not None:
-            progress(len(outcomes), len(tasks))
+    answers = map_unordered(_predict_at, calls, jobs=jobs, threads=count_cores())
+    outcomes = dict(told(answers, progress, len(tasks)))
     return [outcomes[at] for at in range(len(tasks))]
 
 

@@ -29,6 +29,7 @@ from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import told
 from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (
     BY_SENDS,
@@ -126,7 +127,7 @@ def collective_rows(
     # Schedules of our own are not Gloo's loops.
     network = on_network if named is None else _on_plain_network
     rows = []
-    for done, nbytes in enumerate(all_sizes):
+    for nbytes in told(all_sizes, progress, len(all_sizes)):
         row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
         drawn_s = [observed_s(each, op, nbytes, named) for each in alternatives]
         ends_s = interval_s(drawn_s, row["time_s"])
@@ -135,8 +136,6 @@ def collective_rows(
         rows.append(row | {"interval_s": ends_s and list(ends_s)})
         for each in (timer, *alternatives):  # no other size asks for these
             each.forget()
-        if progress is not None:
-            progress(done + 1, len(all_sizes))
     return rows
 
 

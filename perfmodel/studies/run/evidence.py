@@ -297,7 +297,9 @@ def rate(
         name
         for name in kinds
         if name not in covered
-        and not all(_is_seen(records, name, v) for v in _values(setting, name))
+        and not _values(setting, name).issubset(
+            value for each in records for value in _values(each.setting, name)
+        )
     ]
     outside = [name for name in sizes if _leaves(setting, records, name)]
     nearest = _nearest(setting, records, kinds, sizes)
@@ -358,10 +360,6 @@ def _values(setting: Setting, kind: str) -> frozenset[str]:
     """Return a kind, or the parts that it has."""
     value = getattr(setting, kind)
     return frozenset((value,) if isinstance(value, str) else value)
-
-
-def _is_seen(records: Sequence[Record], kind: str, value: str) -> bool:
-    return any(value in _values(each.setting, kind) for each in records)
 
 
 def _leaves(setting: Setting, records: Sequence[Record], size: str) -> bool:

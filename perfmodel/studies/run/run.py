@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import refuse_if
 from perfmodel.library.machine import Machine
+from perfmodel.memo import told
 from perfmodel.scenario import (
     ClusterSize,
     Scenario,
@@ -110,17 +111,19 @@ def run_scenario(
         str(len(inputs.processes)),
         f"none with {largest.job.strategy.name}, whose ranks share no steps",
     )
-    points = list[SizeResult]()
     simulate: Callable[..., SizeResult] = partial(simulate_size, reported=reported)
     if largest.job.strategy.loops is not None:
         from perfmodel.studies.run.one_loop_size import simulate_loop_size
 
         simulate = simulate_loop_size
-    for done, size in enumerate(inputs.sizes, 1):
-        sized = largest if size == largest.size else size_job(inputs, size, largest.job)
-        points.append(simulate(sized, with_first=with_first, with_ends=with_ends))
-        if progress is not None:
-            progress(done, len(inputs.sizes))
+    points = [
+        simulate(
+            largest if size == largest.size else size_job(inputs, size, largest.job),
+            with_first=with_first,
+            with_ends=with_ends,
+        )
+        for size in told(inputs.sizes, progress, len(inputs.sizes))
+    ]
     return replace(_assemble_result(inputs, largest, points), search=search)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import ExecutorUnavailable, InputError
 from perfmodel.files import attributes, data_folder, find_file, is_folder, write_atomically
 from perfmodel.files.find import is_shipped
+from perfmodel.memo import told
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.run.resolve.machine import named_node
@@ -142,12 +143,11 @@ def run_sweep(
             _answer_with_key, calls, jobs=jobs, backend=chosen, scheduler=scheduler
         )
         failed = [(key, Answer("failed", v.fault)) for key, v in missing if v.scenario is None]
-        for done, (key, result) in enumerate(chain(failed, results), 1):
+        known = len(variants) - len(missing)
+        for key, result in told(chain(failed, results), progress, len(variants), known):
             answers[key] = result
             if storage is not None:
                 storage.add(key, first[key].set, result)
-            if progress is not None:
-                progress(len(variants) - len(missing) + done, len(variants))
     return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 

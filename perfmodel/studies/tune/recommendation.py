@@ -207,16 +207,20 @@ def steps_on_machines(
     `ratios`: of the other machines. What a step differs by on them is that of the surrogate.
     """
 
-    def on_other(groups: Groups, step_s: float, time_of: Ratio) -> float:
-        other_s = evaluator.surrogate.step_s(evaluator.buckets(groups), time_of)
-        return step_s + other_s - evaluator.predict_step_s(groups)
-
     def scaled(ratio: Ratio) -> Ratio:
         return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
 
     times_of = list(map(scaled, ratios))
     return [
-        (step_s, *(on_other(groups, step_s, time_of) for time_of in times_of))
+        (
+            step_s,
+            *(
+                step_s
+                + evaluator.surrogate.step_s(evaluator.buckets(groups), time_of)
+                - evaluator.predict_step_s(groups)
+                for time_of in times_of
+            ),
+        )
         for groups, step_s in partitions
     ]
 

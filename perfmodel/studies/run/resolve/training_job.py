@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.errors import raise_faults
+from perfmodel.files import FileModel
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.model import relocated_errors
@@ -31,7 +32,7 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.compute_spread import spread_of
 from perfmodel.workload.kernels.float8_layers import Float8, name_wide_blocks, wide_precision
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
+from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import Workload
 from perfmodel.workload.model_changes import (
     add_adapters,
@@ -214,6 +215,14 @@ def _load(
 # ---------------------------------------------------------------- the job
 
 
+_RECOMPUTE_KINDS: Mapping[type[FileModel], Literal["full", "operations", "selective"]] = {
+    RecomputedBlocks: "full",
+    KeptResults: "operations",
+    RecomputedModules: "selective",
+}
+"""What each section of ``compute.recompute`` is a part of."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
     """What is trained and how, before its size is known.
@@ -264,14 +273,10 @@ class TrainingJob:
     @property
     def recompute(self) -> Recompute:
         """What backward runs forward of once more."""
-        recompute = self.scenario.compute.recompute
-        if isinstance(recompute, RecomputedBlocks):
-            return Recompute("full", recompute.blocks)
-        if isinstance(recompute, KeptResults):
-            return Recompute("operations", keep=recompute.keep)
-        if isinstance(recompute, RecomputedModules):
-            return Recompute("selective", modules=recompute.modules)
-        return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
+        stated = self.scenario.compute.recompute
+        if isinstance(stated, str):
+            return Recompute(stated)
+        return Recompute(_RECOMPUTE_KINDS[type(stated)], **dict(stated))
 
     @property
     def float8(self) -> Float8 | None:

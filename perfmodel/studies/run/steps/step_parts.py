@@ -161,11 +161,11 @@ def communication_uses(
     that time, so that exposed times add up to the exposed communication of the step.
     """
     by_step = executions_by_step(run, steps)
-    tasks = [
-        task
+    works_of = grouped(
+        (op_of(task), collective_of(task))
         for task, *_ in by_step[steps[-1]]
         if task.rank_class == rank_class and is_communication(task)
-    ]
+    )
     if has_stages(plan):
         by_step = {
             at: [each for each in executions if each[0].rank_class == rank_class]
@@ -173,9 +173,8 @@ def communication_uses(
         }
     exposed_by_op_s = exposed_by_name(by_step.values(), plan.stream_kinds, rank_class, op_of)
 
-    def use_of(op: str) -> CommunicationUse:
-        works = [collective_of(task) for task in tasks if op_of(task) == op]
-        return CommunicationUse(
+    return tuple(
+        CommunicationUse(
             op,
             sum(work.times for work in works),
             sum(work.times * work.nbytes for work in works),
@@ -183,8 +182,8 @@ def communication_uses(
             sum(_busy_s(executions, op) for executions in by_step.values()) / len(steps),
             exposed_by_op_s[op] / len(steps),
         )
-
-    return tuple(use_of(op) for op in dict.fromkeys(map(op_of, tasks)))
+        for op, works in works_of.items()
+    )
 
 
 def _busy_s(executions: Sequence[TaskExecution], op: str) -> float:
