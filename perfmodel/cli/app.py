@@ -48,9 +48,11 @@ class Commands(TyperGroup):
         except OSError as error:  # files are read and written where the errors of each are caught
             _discard_stdout()
             reason = error.strerror or str(error)
-            fault = Fault("stdout", reason, "a place that can be written")
-            if isinstance(error.filename, str):
-                fault = Fault("file", reason, "a file that can be used", error.filename)
+            fault = (
+                Fault("file", reason, "a file that can be used", error.filename)
+                if isinstance(error.filename, str)
+                else Fault("stdout", reason, "a place that can be written")
+            )
             typer.echo(printable(str(fault)), err=True)
             raise typer.Exit(2) from None
         else:

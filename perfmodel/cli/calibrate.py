@@ -105,10 +105,11 @@ def calibrate(
     contents = _read(files, op, request.ranks)
     measured = [content.measurement for content in contents if content.measurement is not None]
     flags = (files, request, library, name or output.stem)
-    if len(measured) == len(contents):
-        profile = _profile_from_measurements(measured, *flags)
-    else:
-        profile = _profile_from_sweeps(contents, *flags)
+    profile = (
+        _profile_from_measurements(measured, *flags)
+        if len(measured) == len(contents)
+        else _profile_from_sweeps(contents, *flags)
+    )
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))

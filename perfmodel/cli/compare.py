@@ -116,16 +116,18 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
         not all(split.values()), "--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"
     )
     stems = [Path(name).stem for name in names]
-    variations = [
-        (name if stems.count(stem) > 1 else stem, name, sets)
-        for name, stem in zip(names, stems, strict=True)
-    ]
-    if len(names) == 1:
-        variations = [
+    variations = (
+        [
             (stems[0], names[0], []),
             *((text, names[0], [text]) for text in sets),
             *((text, names[0], split[text]) for text in withs),
         ]
+        if len(names) == 1
+        else [
+            (name if stems.count(stem) > 1 else stem, name, sets)
+            for name, stem in zip(names, stems, strict=True)
+        ]
+    )
     columns: dict[str, Scenario] = {}
     faults: list[Fault] = []
     for at, (label, name, overrides) in enumerate(variations, 1):

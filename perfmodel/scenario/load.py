@@ -182,14 +182,17 @@ def change_content(
 
     lines_left = {place: line for place, line in origin.lines.items() if not is_changed(place)}
     flags_left = [flag for flag in origin.flags if not is_changed(flag)]
-    source = replace(
-        origin,
-        content=content,
-        lines={**lines_left, **lines},
-        flags=tuple(dict.fromkeys([*flags_left, *flags])),
-        notes=tuple(notes),
+    return (
+        content,
+        replace(
+            origin,
+            content=content,
+            lines={**lines_left, **lines},
+            flags=tuple(dict.fromkeys([*flags_left, *flags])),
+            notes=tuple(notes),
+        ),
+        faults,
     )
-    return content, source, faults
 
 
 def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:

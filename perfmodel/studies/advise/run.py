@@ -209,9 +209,11 @@ def advise_scenario(
     running = [each for each in alone if each.point is not None]
     together = tuple(_combine(trials, running))
     rate, count = find_adapter(node) if size.nodes > 1 else (None, 0)
-    full_W = sized.job.gpu.power_W
-    if not isinstance(node, Topology):
-        full_W = node.power_limit or load_gpu(node.gpu).power_W
+    full_W = (
+        sized.job.gpu.power_W
+        if isinstance(node, Topology)
+        else node.power_limit or load_gpu(node.gpu).power_W
+    )
     if progress is not None:
         progress(most, most)
     return Advice(

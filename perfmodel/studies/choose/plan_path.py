@@ -34,9 +34,8 @@ def longest_path_s(plan: StepPlan, least_s: Sequence[float]) -> float:
         waits_before[places[queue[0]]].append(places[queue[-1]])
         for before, each in pairwise(queue):
             waits[places[each]].append(places[before])
-    order = places  # where classes meet nowhere, tasks wait for earlier ones alone
-    if len(works_s) < len(places):
-        order = list(TopologicalSorter(waits).static_order())
+    meet = len(works_s) < len(places)  # else tasks wait for earlier ones alone
+    order = list(TopologicalSorter(waits).static_order()) if meet else places
     firsts = (places[tasks[0]] for _, stream, tasks in queues if stream.kind == "compute")
     return max(
         (_cycle_s(first, order, works_s, waits, waits_before) for first in firsts), default=0.0

@@ -388,9 +388,11 @@ def _describe_draw(candidate: CandidateSection, gpu: Gpu) -> str:
     if each is None:
         return f"what a {gpu.name} draws is not known, so its energy is not either"
     sheet = "the data sheet's most" if gpu.limited_rate == 1 else "its power limit"
-    rest = "and the rest of the node nothing"
-    if power.factor != 1:
-        rest = f"times {power.factor:g} for the rest of the node"
+    rest = (
+        "and the rest of the node nothing"
+        if power.factor == 1
+        else f"times {power.factor:g} for the rest of the node"
+    )
     source = "as given" if power.per_gpu else sheet
     return f"a GPU draws {each:g} W all the time, {source}, {rest}{losses}{charged}"
 

@@ -246,9 +246,11 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
     failed = replace(failed, step=step)
     if not step.fits:
         has = format_bytes(gpu.memory_bytes)
-        why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
-        if step.memory_bytes <= gpu.memory_bytes:
-            why = f"may need more than {has} of memory per GPU: activations are estimated"
+        why = (
+            f"may need more than {has} of memory per GPU: activations are estimated"
+            if step.memory_bytes <= gpu.memory_bytes
+            else f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
+        )
         return replace(failed, status="too big", reason=why)
     try:
         training = _train(shared, request, scenario, step)

@@ -294,11 +294,12 @@ def train(
             f"one comes every {fails} on average, a checkpoint takes {writes} and a restart "
             f"{restarts}"
         )
-    interval, summary = None, None
-    if ends_s is not None:
-        interval = _enclose(
-            wall_s, *(expected_wall_s(end_s / upkeep.share, upkeep) for end_s in ends_s)
-        )
+    summary = None
+    interval = (
+        None
+        if ends_s is None
+        else _enclose(wall_s, *(expected_wall_s(end_s / upkeep.share, upkeep) for end_s in ends_s))
+    )
     if runs and wall_s <= MOST_FAILURES * upkeep.mtbf_s:
         walls_s, failures = simulate_walls(work_s, upkeep, runs=runs, seed=seed)
         summary = summarise(walls_s, failures)

@@ -103,9 +103,11 @@ def collective_rows(
     all_sizes = list(sizes)
     _check_arguments(all_sizes, fidelity)
     nominal = nominal or nominal_timer(topology, library, settings)
-    timer = nominal
-    if profile is not None:
-        timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
+    timer = (
+        nominal
+        if profile is None
+        else UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
+    )
     machine, named, size = timer.machine, find_named(op, algorithm), len(topology.ranks)
     numbers_of = named if isinstance(named, str) else OWN if named else None
     alternatives = []

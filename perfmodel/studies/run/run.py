@@ -182,9 +182,12 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     efficiency = point.samples_per_s / (base.samples_per_s / base.gpus * point.gpus)
     ratio, ends = base.step_time_s / point.step_time_s, step_ratio_interval(base, point)
-    if ends is not None:
-        ends = efficiency * ends[0] / ratio, efficiency * ends[1] / ratio
-    return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=ends)
+    return replace(
+        point,
+        scaling_efficiency=efficiency,
+        scaling_efficiency_interval=ends
+        and (efficiency * ends[0] / ratio, efficiency * ends[1] / ratio),
+    )
 
 
 _SPEEDS = "GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; "

@@ -125,9 +125,9 @@ def tune_scenario(
     fusion = tune_horovod(scenario, profile, size) if horovod else None
     for options in (evaluator.default_options(), evaluator.options):
         evaluator.simulate(options)
-    lists, exact = list[Caps](), False
-    if not evaluator.reasons:
-        lists, exact = _search_lists_by_surrogate(evaluator, partitions)
+    lists, exact = (
+        ([], False) if evaluator.reasons else _search_lists_by_surrogate(evaluator, partitions)
+    )
     if evaluator.reasons:
         say("simulating, because " + ", ".join(evaluator.reasons))
         lists, exact = _search_lists_by_simulation(evaluator, partitions), False

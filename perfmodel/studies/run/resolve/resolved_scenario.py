@@ -78,8 +78,7 @@ def resolve_scenario(
     Raises `InputError`: a name that does not resolve; names file, line and field.
     """
     own = None if strategy is None else make_strategy(strategy)
-    if own is not None:
-        scenario = without_strategy(scenario)
+    scenario = scenario if own is None else without_strategy(scenario)
     scenario.refuse_if(
         scenario.strategy.kind == "auto",
         "strategy.kind",

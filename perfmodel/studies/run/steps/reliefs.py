@@ -153,8 +153,7 @@ def _relieve_communication(sized: SizedJob, again: RetimedSteps) -> list[Relief]
     with it.
     """
     reported, setup, varies = again.base, again.base.setup, again.base.counted > 1
-    if setup.fidelity in BY_SENDS:
-        setup = replace(setup, fidelity="flow")
+    setup = replace(setup, fidelity="flow") if setup.fidelity in BY_SENDS else setup
     if setup is reported.setup and not varies:
         return _Search(sized, again).reliefs()
     steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)

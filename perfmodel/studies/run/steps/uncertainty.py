@@ -116,9 +116,8 @@ def simulate_uncertainties(
     communicates = sized.size.gpus > 1 and what_if_of(job.scenario).communication
     if communicates and not ensemble.alternatives:
         return None
-    quick, steady = setup, sized.steady_disturbances
-    if setup.fidelity in BY_SENDS:
-        quick = replace(setup, fidelity="flow")
+    quick = replace(setup, fidelity="flow") if setup.fidelity in BY_SENDS else setup
+    steady = sized.steady_disturbances
     if reported.counted > 1 or quick is not setup or len(steady) < len(sized.disturbances):
         again = RetimedSteps(simulate_steps(quick, steady, sized.settled), steady)
     base_s = again.base.step_s
@@ -153,8 +152,9 @@ def _steps_of(
 ) -> dict[str, list[float]]:
     """Return the steps of all ends by what is uncertain, at the fidelity of the run; seconds."""
     fidelity = again.base.setup.fidelity
-    setups = [replace(each, fidelity=fidelity) for own in ends.values() for each in own]
-    steps_s = iter(again.steps_s(setups))
+    steps_s = iter(
+        again.steps_s([replace(each, fidelity=fidelity) for own in ends.values() for each in own])
+    )
     return {name: list(islice(steps_s, len(own))) for name, own in ends.items()}
 
 
