@@ -220,10 +220,16 @@ def compare(
 
     columns = as_columns(scenarios, keywords)
     with python_names():
-        compared = compare_scenarios(
-            columns, profile=as_profile(profile), attribute=attribute, jobs=jobs, progress=progress
+        return showing(
+            ComparisonResult,
+            compare_scenarios(
+                columns,
+                profile=as_profile(profile),
+                attribute=attribute,
+                jobs=jobs,
+                progress=progress,
+            ),
         )
-    return showing(ComparisonResult, compared)
 
 
 def variants(
@@ -309,16 +315,18 @@ def sweep(
     else:
         scenario = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
     with python_names():
-        swept = run_sweep(
-            scenario,
-            jobs=jobs,
-            backend=backend,
-            scheduler=scheduler,
-            store=store,
-            profile=as_profile(profile),
-            progress=progress,
+        return showing(
+            Sweep,
+            run_sweep(
+                scenario,
+                jobs=jobs,
+                backend=backend,
+                scheduler=scheduler,
+                store=store,
+                profile=as_profile(profile),
+                progress=progress,
+            ),
         )
-    return showing(Sweep, swept)
 
 
 def plan(
@@ -359,16 +367,18 @@ def plan(
 
     question = as_scenario(scenario, fields, keywords)
     with python_names():
-        planned = plan_scenario(
-            question,
-            profile=as_profile(profile),
-            jobs=jobs,
-            backend=backend,
-            scheduler=scheduler,
-            store=None if store is None else Path(store),
-            progress=progress,
+        return showing(
+            Plan,
+            plan_scenario(
+                question,
+                profile=as_profile(profile),
+                jobs=jobs,
+                backend=backend,
+                scheduler=scheduler,
+                store=None if store is None else Path(store),
+                progress=progress,
+            ),
         )
-    return showing(Plan, planned)
 
 
 def advise(
@@ -401,10 +411,10 @@ def advise(
 
     question = as_scenario(scenario, fields, keywords)
     with python_names():
-        advice = advise_scenario(
-            question, profile=as_profile(profile), jobs=jobs, progress=progress
+        return showing(
+            AdviceResult,
+            advise_scenario(question, profile=as_profile(profile), jobs=jobs, progress=progress),
         )
-    return showing(AdviceResult, advice)
 
 
 def doctor() -> Installation:

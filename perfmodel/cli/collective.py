@@ -183,8 +183,10 @@ def verify(
 
     from perfmodel.collectives.verify_table import verify_table
 
-    flags = {"algorithm": "ALGORITHM", "ranks": "--ranks"}
-    with progress_bar(f"verifying {algorithm}") as progress, flags_as_fields(flags):
+    with (
+        progress_bar(f"verifying {algorithm}") as progress,
+        flags_as_fields({"algorithm": "ALGORITHM", "ranks": "--ranks"}),
+    ):
         rows = verify_table(algorithm, counts, orders=orders, seed=seed, progress=progress)
     if json:
         print_json({"verified": [asdict(row) for row in rows]})

@@ -59,9 +59,12 @@ def diagnose(
     for text in settings.notes():
         print_note(text)
     with flags_as_fields(MACHINE_FLAGS):
-        request = MachineRequest(topology, nodes, gpus_per_node, fabric)
         diagnoses = diagnose_log(
-            log, request, op=op, settings=settings, profile=load_profile(profile)
+            log,
+            MachineRequest(topology, nodes, gpus_per_node, fabric),
+            op=op,
+            settings=settings,
+            profile=load_profile(profile),
         )
     print_answer(diagnoses, json=json, to_json=diagnosis_json, lines=diagnosis_lines)
     for note in dict.fromkeys(note for each in diagnoses for note in each.notes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -78,9 +78,13 @@ def buckets(
             "--ready-order has no effect: these buckets are made before any gradient is ready"
         )
         order = None
-    iteration: Literal["first", "steady"] = "first" if first_iteration else "steady"
     with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
-        partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
+        partition = ddp_buckets(
+            workload,
+            options,
+            iteration="first" if first_iteration else "steady",
+            ready_order=order,
+        )
     held = [(bucket, [names[tensor] for tensor in bucket.tensors]) for bucket in partition]
     print_listing(
         {

@@ -22,7 +22,7 @@ from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
 from perfmodel.files import as_json, attributes
 from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
-from perfmodel.memo import told
+from perfmodel.memo import grouped, told
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
@@ -190,13 +190,9 @@ class Validation:
             *as_shipped(self.predicted),
             *(p for p in self.points if p.mode != "datasheet" and p.counted and p.interval_s),
         ]
-        by_mode = {
-            mode: [p for p in points if p.mode == mode]
-            for mode in dict.fromkeys(p.mode for p in points)
-        }
         return {
             mode: float(np.average([p.inside for p in own], weights=even_weights(own)))
-            for mode, own in by_mode.items()
+            for mode, own in grouped((p.mode, p) for p in points).items()
         }
 
 

@@ -83,14 +83,14 @@ NO_HOOK = CastHook()
 Hook = CastHook | PowerSgdHook | QuantizationHook
 
 
-_POST_LOCAL = (
-    "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook and its "
-    "averaging together"
-)
 _REFUSED_HOOKS: Mapping[object, str] = {
     "batched_powersgd": "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an "
     "AssertionError in _orthogonalize, which takes batches of matrices only",
-    **dict.fromkeys(("post_local_sgd", "post_localSGD", "postlocalsgd"), _POST_LOCAL),
+    **dict.fromkeys(
+        ("post_local_sgd", "post_localSGD", "postlocalsgd"),
+        "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook and "
+        "its averaging together",
+    ),
 }
 """What is allowed in place of hooks of PyTorch that have no section, by name."""
 

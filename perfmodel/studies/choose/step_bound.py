@@ -253,8 +253,9 @@ def _segments(sized: SizedJob) -> list[tuple[int, int]]:
     """Return the layers before the blocks, of each block, and after them."""
     workload = sized.job.workload
     ends = (end for block in repeated_blocks(workload) for end in (block.start, block.stop))
-    edges = pairwise([0, *ends, len(workload.layers)])
-    return [(begin, end) for begin, end in edges if begin < end]
+    return [
+        (begin, end) for begin, end in pairwise([0, *ends, len(workload.layers)]) if begin < end
+    ]
 
 
 def _groups_of_calls(sized: SizedJob) -> Groups:

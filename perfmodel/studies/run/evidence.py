@@ -209,8 +209,7 @@ def network_between(topology: Topology, nodes: int) -> str:
     """Name what joins nodes, or the GPUs of one."""
     if nodes > 1:
         return NETWORK_NAMES.get(topology.network, topology.network.upper())
-    inside = topology.arcs.kinds[: topology.host_arcs]
-    return "NVLink" if "nvlink" in inside else "PCIe"
+    return "NVLink" if "nvlink" in topology.arcs.kinds[: topology.host_arcs] else "PCIe"
 
 
 # ---------------------------------------------------------------- records

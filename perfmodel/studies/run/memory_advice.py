@@ -186,8 +186,11 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
         if kind != own.kind:
             section = {"kind": kind, **settings}
             section |= {"accumulate": own.accumulate} if own.accumulate > 1 else {}
-            text = ", ".join(filter(None, (f"strategy.kind: {kind}", phrase)))
-            yield Change(text, {"strategy": section}, "strategy")
+            yield Change(
+                ", ".join(filter(None, (f"strategy.kind: {kind}", phrase))),
+                {"strategy": section},
+                "strategy",
+            )
         elif any(_written(getattr(own, name)) != value for name, value in settings.items()):
             yield Change(
                 f"strategy.{phrase}",
@@ -215,8 +218,13 @@ def _smaller_batch(sized: SizedJob) -> list[Change]:
         fields = (
             {"training.batch_per_gpu": batch} if scenario.training.batch_per_gpu is not None else {}
         )
-        text = f"{batch} samples per GPU at a time, {steps} times a step (strategy.accumulate)"
-        changes.append(Change(text, fields | {"strategy.accumulate": steps}, "batch"))
+        changes.append(
+            Change(
+                f"{batch} samples per GPU at a time, {steps} times a step (strategy.accumulate)",
+                fields | {"strategy.accumulate": steps},
+                "batch",
+            )
+        )
         if any(memory.fits for _, _, memory in _candidates(sized, [(changes[-1],)])):
             break
     return changes[-1:]

@@ -206,8 +206,12 @@ def make_key(
     for path in set(paths.values()) - known.keys():
         known[path] = "" if is_shipped(path) else _digest_file(path)
     # Files that ship are part of the model's version.
-    files = {field: known[path] for field, path in paths.items() if known[path]}
-    question = {"question": variant.digest, "files": files, "profile": profile, "model": version}
+    question = {
+        "question": variant.digest,
+        "files": {field: known[path] for field, path in paths.items() if known[path]},
+        "profile": profile,
+        "model": version,
+    }
     return _digest(json.dumps(question, sort_keys=True))
 
 

@@ -242,9 +242,9 @@ class Store(AbstractContextManager["Store"]):
             f"a new file, or a store of version {SCHEMA_VERSION}",
             str(self.path),
         )
-        tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         refuse_if(
-            tables != [(b"table", b"answers", _TABLE.encode())],
+            self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+            != [(b"table", b"answers", _TABLE.encode())],
             FLAG,
             "other tables than a store has",
             AS_WRITTEN,

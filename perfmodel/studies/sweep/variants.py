@@ -134,8 +134,9 @@ def _section(
     together: Mapping[str, Sequence[Any]] | None,
 ) -> SweepSection:
     if grid is not None or together is not None:
-        axes = {"grid": grid or {}, "zip": together or {}}
-        return validate_document(SweepSection, {key: dict(value) for key, value in axes.items()})
+        return validate_document(
+            SweepSection, {"grid": dict(grid or {}), "zip": dict(together or {})}
+        )
     if scenario.sweep is None:
         raise scenario.fault(
             "sweep",

@@ -305,8 +305,12 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     if job.recompute.blocks is not None and parallel_layout.stages > 1:
         schedule = parallel_layout.pipeline_schedule(job.options.accumulate)
         parts = part_layers(job.workload, schedule, parallel_layout.partition)
-    shared = {"precision", "optimizer", "optimizer_kernels", "master_weights"}
-    settings: dict[str, Any] = {"batch": batch, **compute.model_dump(include=shared)}
+    settings: dict[str, Any] = {
+        "batch": batch,
+        **compute.model_dump(
+            include={"precision", "optimizer", "optimizer_kernels", "master_weights"}
+        ),
+    }
     if compute.source == "file":
         times = read_layer_times(
             job.scenario.origin.resolve("compute.times", compute.times or ""),

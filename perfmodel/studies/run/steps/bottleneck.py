@@ -68,8 +68,11 @@ def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
     alike = [at for at in range(size) if _sort_of(topology, start + at) == sort]
     busy = busy_s[first : first + topology.hosts * size].reshape(topology.hosts, size)[:, alike]
     used, as_busy = (busy > 0).any(axis=1), busy >= _AS_BUSY_SHARE * busy_s[arc]
-    somewhere = zip(alike, as_busy.any(axis=0), strict=True)
-    busiest = {name_link(topology, start + at) for at, is_so in somewhere if is_so}
+    busiest = {
+        name_link(topology, start + at)
+        for at, is_so in zip(alike, as_busy.any(axis=0), strict=True)
+        if is_so
+    }
     everywhere = bool(as_busy[used].any(axis=1).all())
     if everywhere and len(busiest) > 1:
         return _NAMES[sort][1]
@@ -272,8 +275,10 @@ def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    by_op = grouped((work.op, work) for work in works)
-    most = max(by_op.values(), key=lambda same: sum(each.times * each.nbytes for each in same))
+    most = max(
+        grouped((work.op, work) for work in works).values(),
+        key=lambda same: sum(each.times * each.nbytes for each in same),
+    )
     work = max(most, key=attrgetter("nbytes"))
     lowered, _ = timer.best(
         work.op, work.nbytes, max(plan.groups_of[work.communicator], key=len), work.root

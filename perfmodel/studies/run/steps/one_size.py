@@ -255,8 +255,11 @@ def find_hot_spot(
     if len(classes) < 2 or len(alone) != 1:
         return None
     (hot,) = alone
-    on_device = (span for span in spans if kinds[span.stream] == "compute")
-    busy_s = summed((span.rank_class, span.end_s - span.start_s) for span in on_device)
+    busy_s = summed(
+        (span.rank_class, span.end_s - span.start_s)
+        for span in spans
+        if kinds[span.stream] == "compute"
+    )
     gpu = topology.ranks[hot.ranks[0]]
     others = [topology.ranks[rank] for each in classes if each is not hot for rank in each.ranks]
     nbytes = reported.run.counted.payload_bytes / reported.steps

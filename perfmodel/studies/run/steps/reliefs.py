@@ -157,8 +157,7 @@ def _relieve_communication(sized: SizedJob, again: RetimedSteps) -> list[Relief]
     if setup is reported.setup and not varies:
         return _Search(sized, again).reliefs()
     steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)
-    alone = _Search(sized, RetimedSteps(steady, sized.steady_disturbances))
-    reliefs = by_savings(alone.reliefs())
+    reliefs = by_savings(_Search(sized, RetimedSteps(steady, sized.steady_disturbances)).reliefs())
     if not varies or not reliefs:
         return list(reliefs)
     if setup is not reported.setup:  # savings are differences of steps of one fidelity

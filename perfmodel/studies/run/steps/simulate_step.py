@@ -337,8 +337,11 @@ def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float
         return machine
     rates_Bps = [pair for fault in faults for pair in fault.bandwidth_Bps.items()]
     slowest_Bps = dict(sorted(rates_Bps, key=itemgetter(1), reverse=True))  # the last one stays
-    latency_s = {arc: delay_s for fault in faults for arc, delay_s in fault.latency_s.items()}
-    topology = degrade_links(machine.topology, slowest_Bps, latency_s)
+    topology = degrade_links(
+        machine.topology,
+        slowest_Bps,
+        {arc: delay_s for fault in faults for arc, delay_s in fault.latency_s.items()},
+    )
     arcs = {arc for fault in faults for arc in fault.arcs}
     nodes = tuple(dict.fromkeys(node for fault in faults for node in fault.nodes))
     if arcs or nodes:

@@ -110,8 +110,9 @@ def communicates(span: Span, kinds: Mapping[str, str]) -> bool:
 
 def busiest_class(spans: Sequence[Span], kinds: Mapping[str, str]) -> str:
     """Class that computes longest (nn.DataParallel's device 0 does more than the others)."""
-    kernels = (span for span in spans if computes(span, kinds))
-    total_s = summed((span.rank_class, span.end_s - span.start_s) for span in kernels)
+    total_s = summed(
+        (span.rank_class, span.end_s - span.start_s) for span in spans if computes(span, kinds)
+    )
     return max(total_s, key=total_s.__getitem__, default=spans[0].rank_class)
 
 
