@@ -114,8 +114,8 @@ def failed(
 
 
 def raise_faults(faults: Iterable[Fault]) -> None:
-    """Raise InputError with all of the faults, if there are any."""
-    if found := tuple(faults):
+    """Raise InputError with all of the faults, each once, if there are any."""
+    if found := dict.fromkeys(faults):
         raise InputError(found)
 
 

@@ -23,9 +23,8 @@ from perfmodel.cli.output import (
     print_table,
     print_text,
     progress_bar,
-    refuse,
 )
-from perfmodel.errors import Fault, allowed_names, refuse_if
+from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -208,9 +207,9 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
         for path, content in zip(files, contents, strict=False)
         if content.measurement is not None and content.measurement.backend == "device"
     ]
-    refuse(faults)
+    raise_faults(faults)
     anonymous = [replace(content, file="") for content in contents]
-    refuse(
+    raise_faults(
         Fault("FILE", "a measurement given before", "each once", str(path))
         for at, path in enumerate(files)
         if anonymous[at] in anonymous[:at]

@@ -26,10 +26,9 @@ from perfmodel.cli.output import (
     print_note,
     progress_bar,
     read_question,
-    refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
@@ -137,7 +136,7 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
         except InputError as error:
             flag = "--with" if label in withs else "--set"
             faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
-    refuse(faults)
+    raise_faults(faults)
     return columns
 
 

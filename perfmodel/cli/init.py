@@ -17,9 +17,8 @@ from perfmodel.cli.output import (
     print_listing,
     print_note,
     print_text,
-    refuse,
 )
-from perfmodel.errors import Fault, PerfmodelError, refuse_if
+from perfmodel.errors import Fault, PerfmodelError, raise_faults, refuse_if
 from perfmodel.units import MOST_NODES
 
 if TYPE_CHECKING:
@@ -106,8 +105,15 @@ def init(
     )
     if trace:
         unused = {"--config": config, "--precision": precision, "--strategy": strategy}
-        allowed = "nothing with --trace, which says it: change the file that is written"
-        refuse(Fault(flag, "a value", allowed) for flag, value in unused.items() if value)
+        raise_faults(
+            Fault(
+                flag,
+                "a value",
+                "nothing with --trace, which says it: change the file that is written",
+            )
+            for flag, value in unused.items()
+            if value
+        )
         if topo is not None:
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
         with flags_as_fields(_FLAGS):

@@ -15,9 +15,8 @@ from perfmodel.cli.output import (
     print_json,
     print_listing,
     print_note,
-    refuse,
 )
-from perfmodel.errors import Fault, allowed_names, refuse_if
+from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.training.ddp.options import DdpOptions
@@ -142,7 +141,7 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
     position = {name: index for index, name in enumerate(names)}
     lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
     listed = [(n, line) for n, line in lines if line and not line.startswith("#")]
-    refuse(
+    raise_faults(
         Fault("--ready-order", repr(name), allowed_names(names, name, limit=5), str(path), n)
         for n, name in listed
         if name not in position

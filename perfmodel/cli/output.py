@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.escape import printable
 from perfmodel.units import MOST_NODES, MOST_PARTS
 
@@ -196,13 +196,7 @@ def check_outputs(
                 )
             )
         used[flag] = path
-    refuse(fault for fault in faults if fault is not None)
-
-
-def refuse(faults: Iterable[Fault]) -> None:
-    """Raise `InputError` of faults, each once, if there are any."""
-    if found := dict.fromkeys(faults):
-        raise InputError(found)
+    raise_faults(fault for fault in faults if fault is not None)
 
 
 def check_report_folder(
@@ -247,7 +241,7 @@ def check_report_folder(
         for role, other in inputs.items()
         if _is_same_file(path, other)
     ]
-    refuse(fault for fault in faults if fault is not None)
+    raise_faults(fault for fault in faults if fault is not None)
 
 
 def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:
@@ -313,7 +307,7 @@ def library_settings(
         "--nccl-version": version,
         "--one-process": "given" if one_process else None,
     }
-    refuse(
+    raise_faults(
         Fault(flag, repr(value), f"nothing with --library {library}, only with nccl")
         for flag, value in flags.items()
         if value is not None and library != "nccl"
@@ -428,7 +422,7 @@ def parse_quantities(
                 repr(text),
                 "more than zero",
             )
-    refuse(faults)
+    raise_faults(faults)
     return values
 
 

@@ -24,10 +24,9 @@ from perfmodel.cli.output import (
     print_note,
     progress_bar,
     read_question,
-    refuse,
     scenario_argument,
 )
-from perfmodel.errors import failed, refuse_if
+from perfmodel.errors import failed, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -73,7 +72,7 @@ def tune(
             "several scenarios, not all with strategy ddp",
             "a strategy without buckets",
         )
-        refuse(
+        raise_faults(
             failed(
                 (len(questions) > 1, "SCENARIO", several, "one of them, or ddp in each"),
                 (all_sizes, "--all-sizes", without, "one size, or ddp"),

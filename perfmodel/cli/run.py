@@ -24,10 +24,9 @@ from perfmodel.cli.output import (
     print_written,
     progress_bar,
     read_question,
-    refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, refuse_if
+from perfmodel.errors import Fault, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -84,10 +83,11 @@ def run(
     GPUs, as far as the scenario has them. The layouts of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.
     """
-    if output is None:
-        allowed = "a folder to write to: -o DIR"
-        needs_folder = {"--explore": explore, "--images": images is not None}
-        refuse(Fault(flag, "no -o DIR", allowed) for flag, on in needs_folder.items() if on)
+    raise_faults(
+        Fault(flag, "no -o DIR", "a folder to write to: -o DIR")
+        for flag, is_set in {"--explore": explore, "--images": images is not None}.items()
+        if is_set and output is None
+    )
     if images is not None:
         from perfmodel.report.common.images import check_images
 

@@ -22,9 +22,8 @@ from perfmodel.cli.output import (
     print_listing,
     print_note,
     print_text,
-    refuse,
 )
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.topology.importers import ImportedTopology
@@ -96,8 +95,11 @@ def show(
             "-o": output is not None,
             "--graph": graph is not None,
         }
-        allowed = "--yaml alone: it prints one host, with all of its GPUs"
-        refuse(Fault(flag, "beside --yaml", allowed) for flag, on in conflicts.items() if on)
+        raise_faults(
+            Fault(flag, "beside --yaml", "--yaml alone: it prints one host, with all of its GPUs")
+            for flag, on in conflicts.items()
+            if on
+        )
         with flags_as_fields(FLAGS):
             print_text(node_text(load_node(topology)).rstrip())
         return
@@ -150,9 +152,9 @@ def check(
     if is_graph_file(topology):
         build_cluster(topology, nodes, None, fabric)  # refuses all that is wrong
     else:
-        refuse(find_faults(find_file(topology, "topologies", field="TOPOLOGY")))
+        raise_faults(find_faults(find_file(topology, "topologies", field="TOPOLOGY")))
         if nodes > 1 or fabric is not None:
-            refuse(find_faults(build_cluster(topology, nodes, None, fabric)))
+            raise_faults(find_faults(build_cluster(topology, nodes, None, fabric)))
     print_text(f"{topology}: no faults")
 
 
@@ -255,7 +257,7 @@ def _write(imported: ImportedTopology, output: Path | None) -> None:
     if imported.is_fabric:
         imported.fabric()
     else:
-        refuse(check(imported.node()))
+        raise_faults(check(imported.node()))
     print_note(f"{_KINDS[imported.kind]}: {imported.document['description']}")
     for text in imported.notes:
         print_note(f"assumed: {text}")

@@ -25,10 +25,9 @@ from perfmodel.cli.output import (
     print_note,
     print_text,
     read_question,
-    refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError, failed
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 
 
 def trace(
@@ -128,7 +127,7 @@ def _simulate_chakra(
 ) -> None:
     """Simulate a folder of Chakra's traces; `unused`: flags that these have no use for."""
     machine, folder = "the machine to simulate Chakra's traces on", "one folder of Chakra's traces"
-    refuse(
+    raise_faults(
         failed(
             *(
                 (is_set, flag, "a value", "nothing with Chakra's traces")

@@ -46,7 +46,7 @@ class Memory(MemoryUse):
 
         With the high end of what is estimated. What is offloaded has to fit the host.
         """
-        return self.fits_gpu and self.fits_host
+        return self.fits_gpu and not self.overfull
 
     @property
     def fits_gpu(self) -> bool:
@@ -60,13 +60,8 @@ class Memory(MemoryUse):
         return share * (self.capacity_bytes - self.context_bytes)
 
     @property
-    def fits_host(self) -> bool:
-        """Whether what is offloaded fits the host's memory and drives, where these are known."""
-        return not self.overfull
-
-    @property
     def overfull(self) -> tuple[str, ...]:
-        """What of the host is too small: "memory", "drives"."""
+        """What of the host is too small for what is offloaded, where known: "memory", "drives"."""
         checked = (
             ("memory", self.host_bytes, self.host_capacity_bytes),
             ("drives", self.drive_bytes, self.drive_capacity_bytes),
@@ -77,7 +72,7 @@ class Memory(MemoryUse):
     def may_fit(self) -> bool:
         """Whether the parts fit at the low end of their interval."""
         least = (self.low_bytes or self.total_bytes) + self.context_bytes
-        return least <= self.capacity_bytes and self.fits_host
+        return least <= self.capacity_bytes and not self.overfull
 
     @property
     def tight(self) -> bool:

@@ -90,9 +90,13 @@ def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
 
     `options`: whether PyTorch rebuilds its buckets in the order in which gradients get ready.
     """
-    unused, static = options.find_unused_parameters, options.static_graph
     buckets = ddp_buckets(
-        workload, DdpOptions(bucket_cap=1.0, find_unused_parameters=unused, static_graph=static)
+        workload,
+        DdpOptions(
+            bucket_cap=1.0,
+            find_unused_parameters=options.find_unused_parameters,
+            static_graph=options.static_graph,
+        ),
     )
     return GradientOrder(
         tensors=tuple(bucket.tensors[0] for bucket in buckets),

@@ -100,14 +100,8 @@ class Disturbance:
     @property
     def varies(self) -> bool:
         """Whether steps may differ from one another because of it."""
-        bursts = any(flow.nbytes is not None for flow in self.traffic)
         return bool(
-            self.moments_s
-            or self.steps
-            or self.jitter
-            or self.background_job
-            or self.process
-            or bursts
+            self.moments_s or self.steps or self.jitter or self.background_job or self.process
         )
 
 
