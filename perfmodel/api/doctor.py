@@ -15,11 +15,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from perfmodel.memo import T
 from perfmodel.version import __version__
-
-T = TypeVar("T")
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "torch": (("torch",), "measure, and checks against the PyTorch that is installed"),

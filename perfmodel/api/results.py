@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
 from perfmodel.files import attributes
+from perfmodel.memo import T
 from perfmodel.studies.advise.model import Advice
 from perfmodel.studies.comparison import Comparison
 from perfmodel.studies.plan.model import PlanResult
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.validate.diagnose import Diagnosis
 
-T = TypeVar("T")
 
 RunFigure = Literal["scaling", "efficiency", "step", "breakdown", "timeline", "memory", "topology"]
 """Figures of `RunResult.plot`."""

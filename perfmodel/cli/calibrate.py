@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,7 @@ from perfmodel.cli.output import (
     progress_bar,
 )
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
+from perfmodel.memo import T
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.measure.job import Measurement
 
-
-T = TypeVar("T")
 
 MACHINE_FLAGS = {
     "topology": "--topology",

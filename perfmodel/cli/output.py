@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.escape import printable
+from perfmodel.memo import T
 from perfmodel.units import MOST_NODES, MOST_PARTS
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
 
-T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many pieces are done."""

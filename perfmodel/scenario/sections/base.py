@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
 from pydantic import (
     BeforeValidator,
@@ -15,9 +15,8 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from perfmodel.files import Count, FileModel, check_rows
+from perfmodel.memo import T
 from perfmodel.units import MOST_COUNT
-
-T = TypeVar("T")
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
 """A name, or the path of a file."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
-from perfmodel.memo import once
+from perfmodel.memo import T, once
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.sections.base import MOST_MICRO_STEPS
 from perfmodel.scenario.strategies.strategy import AutoStrategy
@@ -40,7 +40,6 @@ from perfmodel.workload.model import Workload
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-T = TypeVar("T")
 
 MOST_STAGES = 64
 """Stages that are tried without a list: deeper pipelines than any published training has."""

@@ -26,12 +26,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
-from perfmodel.memo import once
+from perfmodel.memo import T, once
 from perfmodel.scenario import Scenario
 from perfmodel.studies.choose.layouts import (
     LayoutCandidate,
     LayoutJobs,
-    T,
     list_layouts,
     prepare_jobs,
     result_of,

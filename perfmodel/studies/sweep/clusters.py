@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, refuse_if
-
-R = TypeVar("R")
+from perfmodel.memo import T
 
 WATCH_S = 0.5
 """How often to look again at what may have changed: a parent that ended, a scheduler that began."""
@@ -43,8 +42,8 @@ KEPT = "what was done until then is kept in the store, if there is one"
 
 
 def map_on_dask(
-    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int | None, address: str
-) -> Iterator[R]:
+    function: Callable[..., T], calls: Sequence[tuple[Any, ...]], jobs: int | None, address: str
+) -> Iterator[T]:
     """Call a function with each of some arguments; results come as they are ready.
 
     joblib's own backend for dask waits forever for a scheduler that died.
@@ -169,11 +168,11 @@ def _connect_dask(address: str) -> Iterator[Any]:
 
 
 def map_on_ray(
-    function: Callable[..., R],
+    function: Callable[..., T],
     calls: Sequence[tuple[Any, ...]],
     jobs: int | None = None,
     address: str | None = None,
-) -> Iterator[R]:
+) -> Iterator[T]:
     """Call a function with each of some arguments; results come as they are ready.
 
     joblib's own backend for ray gives results only when all are ready, so that a sweep that is

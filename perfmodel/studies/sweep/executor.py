@@ -16,7 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from perfmodel.errors import Fault, SweepError, allowed_names, failed, raise_faults
-from perfmodel.studies.sweep.clusters import KEPT, RETRIES, WATCH_S, R, map_on_dask, map_on_ray
+from perfmodel.memo import T
+from perfmodel.studies.sweep.clusters import KEPT, RETRIES, WATCH_S, map_on_dask, map_on_ray
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
@@ -111,14 +112,14 @@ def search_workers(
 
 
 def map_unordered(
-    function: Callable[..., R],
+    function: Callable[..., T],
     calls: Sequence[tuple[Any, ...]],
     *,
     jobs: int | None = None,
     backend: Backend = "loky",
     scheduler: str | None = None,
     threads: int | None = None,
-) -> Iterator[R]:
+) -> Iterator[T]:
     """Call a function with each of some arguments; results come as they are ready.
 
     `function`: at the top level of a module.
@@ -150,7 +151,7 @@ COLD_S = 1.0
 """Time of a first call beyond that of others, for what it imports and reads."""
 
 
-def _map_here_first(function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+def _map_here_first(function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[T]:
     """Call a function in this process until those that are left take long, if all take alike."""
     for done, call in enumerate(calls, 1):
         begun_s = time.process_time()
@@ -165,8 +166,8 @@ def _map_here_first(function: Callable[..., R], calls: Sequence[tuple[Any, ...]]
 
 
 def _map_on_processes(
-    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
-) -> Iterator[R]:
+    function: Callable[..., T], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
+) -> Iterator[T]:
     """Call a function in processes; a pool that lost one is replaced, for what it did not answer.
 
     loky does not say whose call it was: the oldest of those that are left is begun by itself then.
@@ -215,8 +216,8 @@ def _begin(
 
 
 def _call(
-    parent: int, number: int, function: Callable[..., R], call: tuple[Any, ...]
-) -> tuple[int, R]:
+    parent: int, number: int, function: Callable[..., T], call: tuple[Any, ...]
+) -> tuple[int, T]:
     """Call a function in a worker, which ends soon after its parent."""
     _end_with(parent)
     return number, function(*call)

@@ -6,9 +6,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeVar
 
-from perfmodel.memo import grouped
+from perfmodel.memo import T, grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
@@ -17,7 +16,6 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_st
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 
 Interval = tuple[float, float]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
