@@ -21,11 +21,9 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from perfmodel.escape import printable
-
-T = TypeVar("T")
+from perfmodel.memo import T
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 
 from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names, refuse_if
 from perfmodel.files.read import line_of, plain, read_yaml
+from perfmodel.memo import T
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
-T = TypeVar("T")
 
 
 def validate_document(model: type[SpecT], document: Any, file: str | None = None) -> SpecT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import refuse_if
@@ -14,7 +14,7 @@ from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on, load_library
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import apply_settings, with_socket_rates
-from perfmodel.memo import once
+from perfmodel.memo import T, once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -70,8 +70,6 @@ def observed_time_s(machine: Machine, time_s: float, measured: Corrections | Non
         time_s = max(time_s, library.issue * measured.issue * machine.topology.gpus_per_host)
     return time_s + (library.awaited * measured.awaited if settings.awaited else 0.0)
 
-
-T = TypeVar("T")
 
 MOST_RECENT = 32
 """Schedules and phases of each kind that machines share; those made first go first."""

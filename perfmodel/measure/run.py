@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import (
@@ -41,6 +40,7 @@ from perfmodel.measure.job import (
 )
 from perfmodel.measure.reference import count_elements, make_moves
 from perfmodel.measure.worker import largest_scratch
+from perfmodel.memo import T
 from perfmodel.units import format_bytes
 
 
@@ -163,9 +163,6 @@ def _run_as_group_member(
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(f"rank {rank} failed while {status}: {lines[0]}") from None
     return outcome if rank == 0 else None
-
-
-T = TypeVar("T")
 
 
 def _ask(read: Callable[[], T], default: T) -> T:

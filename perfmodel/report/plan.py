@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from perfmodel.memo import grouped
+from perfmodel.memo import T, grouped
 from perfmodel.report import plan_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -37,8 +37,6 @@ from perfmodel.report.plan_figures import (
 )
 from perfmodel.studies.plan.export import deadline_met, plan_csv, probability_in_time, to_json
 from perfmodel.studies.plan.model import PlanOption, PlanResult
-
-T = TypeVar("T")
 
 NOTHING = "\N{EN DASH}"
 """Where there is no such number."""

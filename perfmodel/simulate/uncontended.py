@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from perfmodel.library.lowering.lowered import (
 )
 from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
-from perfmodel.memo import once
+from perfmodel.memo import T, once
 from perfmodel.simulate.alike_groups import (
     AlikeGroups,
     Best,
@@ -75,8 +75,6 @@ def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
         return root
     return next((group[own.index(root)] for own in groups if root in own), root)
 
-
-T = TypeVar("T")
 
 MOST_COUNTED_LINKS = 1 << 18
 """Links of collectives whose bytes are kept; 24 bytes each."""

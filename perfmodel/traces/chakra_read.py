@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files.read import read_text
+from perfmodel.memo import T
 from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
     COLLECTIVES,
@@ -52,7 +53,6 @@ READ = frozenset(
 """Attributes that make a plan; others, of which nodes of some programs have many, are not held."""
 OPERATIONS: Mapping[int | None, str] = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
-T = TypeVar("T")
 _Work = Compute | Collective
 Kind = Literal["compute", "comm", "host", "copy"]
 KINDS = get_args(Kind)

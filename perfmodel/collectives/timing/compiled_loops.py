@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-
-T = TypeVar("T")
+from perfmodel.memo import T
 
 
 def step(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)

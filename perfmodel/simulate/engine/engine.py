@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import simpy
 
@@ -16,6 +16,7 @@ from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
+from perfmodel.memo import T
 from perfmodel.simulate.engine.background import (
     BackgroundJob,
     Change,
@@ -47,7 +48,6 @@ __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
 Fidelity = Literal["flow", "message", "reference"]
 BY_SENDS = frozenset({"message", "reference"})
 """Fidelities at which every send is simulated."""
-T = TypeVar("T")
 LATENCIES_WITH_READY = 2
 """Latencies of a send that waits for a ready message."""
 

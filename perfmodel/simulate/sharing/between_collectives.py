@@ -7,17 +7,15 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
 from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
-from perfmodel.memo import once
+from perfmodel.memo import T, once
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
-
-T = TypeVar("T")
 
 SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""

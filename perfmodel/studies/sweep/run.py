@@ -70,8 +70,9 @@ class SweepResult:
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
         """One mapping per variant: the set fields, then the columns of `Answer`."""
+        none = dict.fromkeys(self.fields)
         return tuple(
-            {name: variant.set.get(name) for name in self.fields} | answer_of_variant.as_row
+            none | dict(variant.set) | answer_of_variant.as_row
             for variant, answer_of_variant in zip(self.variants, self.answers, strict=True)
         )
 

@@ -78,7 +78,7 @@ def variants(
     base = change_scenario(scenario, {"sweep": None})
     if base.model_dump(exclude={"sweep"}) != scenario.model_dump(exclude={"sweep"}):
         raise ValueError(
-            f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
+            f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.change_scenario"
         )
     base = change_scenario(base, {"scale": None})
     raise_faults(dict.fromkeys(_find_faults(scenario, base, section)))
