@@ -21,9 +21,11 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perfmodel.escape import printable
-from perfmodel.memo import T
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
