@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from perfmodel.arrays import RankGroup
@@ -95,13 +95,14 @@ class Machine:
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """What machines have in common that differ in the numbers of links and library only; the key
     says all else that it depends on."""
-    router: Router = field(init=False)
     _routed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What depends on the topology, its routes and the settings only."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "router", Router(self.topology))
+    @cached_property
+    def router(self) -> Router:
+        """Routes of the topology, made when somebody asks: most variations of a machine do not."""
+        return Router(self.topology)
 
     def rings(self, group: RankGroup) -> Rings:
         """Rings over a group of ranks; laid once."""
