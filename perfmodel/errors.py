@@ -298,8 +298,7 @@ def nearest(names: Iterable[str], found: str) -> str | None:
 
 def _differs_in_one_letter(name: str, text: str) -> bool:
     """Whether one letter is wrong: a likelier slip than one that is missing or too many."""
-    pairs = zip(name, text, strict=False)
-    return len(name) == len(text) and sum(a != b for a, b in pairs) <= 1
+    return len(name) == len(text) and sum(a != b for a, b in zip(name, text, strict=False)) <= 1
 
 
 def _folded(name: str) -> str:

@@ -257,8 +257,7 @@ def _each_once(awaited: IntArray) -> tuple[IntArray, IntArray]:
         awaited[low] = least
     counts = awaited >= 0
     counts[1:] &= awaited[1:] != awaited[:-1]
-    waits = np.repeat(np.arange(awaited.shape[1]), counts.sum(axis=0))
-    return waits, awaited.T[counts.T]
+    return np.repeat(np.arange(awaited.shape[1]), counts.sum(axis=0)), awaited.T[counts.T]
 
 
 @dataclass(frozen=True, slots=True)

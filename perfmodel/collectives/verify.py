@@ -249,8 +249,7 @@ def _check(schedule: Schedule, buffers: Buffers, start: Data, total: Data) -> No
             if not must_hold(schedule, rank, chunk):
                 continue
             holder, part = expected_part(schedule, rank, chunk)
-            row = total if holder is None else start[holder]
-            expected = row[begins[part] : ends[part]]
+            expected = (total if holder is None else start[holder])[begins[part] : ends[part]]
             if not np.array_equal(data, expected):
                 at = int(np.flatnonzero(data != expected)[0])
                 raise DataMismatch(

@@ -200,8 +200,7 @@ def narrow_gains(advice: Advice) -> Iterator[str]:
     for reason in find_narrow_gains(advice):
         (change,) = reason.alone.changes
         rest = " + ".join(each.text for each in reason.together.changes if each.text != change.text)
-        ends = sorted((reason.least, reason.most), key=lambda end: end.base_s)
-        quick, slow = map(_steps, ends)
+        quick, slow = map(_steps, sorted((reason.least, reason.most), key=lambda end: end.base_s))
         yield (
             f"Why {named(change)} gains less surely alone than with {rest}: the "
             f"{reason.origin.partition(' of ')[0]} is uncertain. At its quick end a step takes "

@@ -45,7 +45,6 @@ def verdict_text(diagnosis: Diagnosis) -> str:
 
 def _table(diagnosis: Diagnosis) -> Table:
     sizes, factor = diagnosis.sizes, bus_factor(diagnosis.op, diagnosis.ranks)
-    shown = sizes[:: -(-len(sizes) // MOST_ROWS)]
     return Table(
         (">size", ">measured", ">busbw", ">expected", ">80 % interval", ">slower by", ""),
         [
@@ -58,7 +57,7 @@ def _table(diagnosis: Diagnosis) -> Table:
                 quantities.percent_column(each.measured_s / each.expected_s - 1),
                 "slow" if each.is_slow else "",
             )
-            for each in shown
+            for each in sizes[:: -(-len(sizes) // MOST_ROWS)]
         ],
     )
 

@@ -88,10 +88,9 @@ def brief(value: object) -> str:
     """Write a value for people: ``fsdp, shard_gpus=8`` for a section, "default" for none."""
     if not isinstance(value, Mapping):
         return "default" if value is None else format_value(value)
-    kind = [str(value["kind"])] if "kind" in value else []
     return ", ".join(
         [
-            *kind,
+            *([str(value["kind"])] if "kind" in value else []),
             *(
                 name if inner is True else f"{name}={brief(inner)}"
                 for name, inner in value.items()

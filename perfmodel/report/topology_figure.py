@@ -344,8 +344,7 @@ def _devices(
 def _name_hosts(drawn: Drawing, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
     devices = topology.devices
-    hosts = grouped((devices[node].host, x) for node, (x, _) in places.items())
-    for host, xs in hosts.items():
+    for host, xs in grouped((devices[node].host, x) for node, (x, _) in places.items()).items():
         if host >= 0:
             middle, foot = (min(xs) + max(xs)) / 2, {"y": 0, "yref": "paper", "yshift": -4}
             add_note(drawn, f"host {host}", x=middle, yanchor="top", **foot)

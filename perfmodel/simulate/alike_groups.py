@@ -165,8 +165,7 @@ class GroupFinder:
         alike = self._arrange(op, nbytes, tuple(groups()))
         if len(alike.groups) > 1:  # edges of a single group may be large
             known.append(alike)
-        samples = alike.samples
-        return alike, [self.best(op, nbytes, each.group, each.root) for each in samples]
+        return alike, [self.best(op, nbytes, each.group, each.root) for each in alike.samples]
 
     def _best_of(
         self, alike: AlikeGroups, op: str, nbytes: int, columns: Sequence[str]

@@ -167,9 +167,8 @@ class ReferenceNetwork(Network):
         cores = self.machine.topology.sockets.cores
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
-        at_once = 1 if self.machine.library.in_order else sys.maxsize
         self._connections: dict[tuple[int, ...], simpy.Resource] = defaultdict(
-            partial(simpy.Resource, self.env, at_once)
+            partial(simpy.Resource, self.env, 1 if self.machine.library.in_order else sys.maxsize)
         )
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:

@@ -208,14 +208,13 @@ class UncontendedTimer:
         """Return the fastest lowered collective of each group of two ranks or more."""
         alike, best = self._find_alike(op, nbytes, groups, root)
         op = "send" if op in MESSAGES else op
-        rows = zip(alike.groups, alike.sample_of, alike.edges, strict=True)
         return [
             once(
                 self._best,
                 (op, nbytes, *group, None),
                 lambda: (Placed(best[at][0], edges).lower(), best[at][1]),  # noqa: B023  # called at once
             )[0]
-            for group, at, edges in rows
+            for group, at, edges in zip(alike.groups, alike.sample_of, alike.edges, strict=True)
         ]
 
     def place(
@@ -249,8 +248,7 @@ class UncontendedTimer:
                 else:
                     yield group, root_in(group, groups, root)
 
-        kept = self._laid, self._samples
-        finder = GroupFinder(self.machine, *kept, self.best, self._common.lower)
+        finder = GroupFinder(self.machine, self._laid, self._samples, self.best, self._common.lower)
         key = op in MESSAGES and op, groups, root
         return finder.find("send" if op in MESSAGES else op, nbytes, key, calls)
 

@@ -196,8 +196,7 @@ def _faults(
             yield f"groups of a send have two ranks; {name!r}"
         if work.times < 1:
             yield f"{work.times} times; at least 1"
-        rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
-        if rooted and work.root not in members:
+        if work.op in ("broadcast", "reduce", "scatter", "gather") and work.root not in members:
             yield f"root {work.root} is not in {name!r}"
 
 

@@ -331,8 +331,7 @@ def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[Trace
     try:
         sorter.prepare()
     except CycleError:
-        fault = Fault("trace", f"rank {rank}: a circle", allowed, str(folder))
-        raise InputError(fault) from None
+        raise InputError(Fault("trace", f"rank {rank}: a circle", allowed, str(folder))) from None
     ready, ordered = list(sorter.get_ready()), list[TraceNode]()
     heapq.heapify(ready)
     while ready:

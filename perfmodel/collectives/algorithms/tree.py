@@ -66,8 +66,7 @@ def forest_of(parents: IntArray) -> Forest:
     depth, height = _depth(above), np.zeros(channels * ranks, dtype=np.int64)
     child = np.flatnonzero(above >= 0)
     order = child[stable_order(-depth[child])]
-    ends = np.flatnonzero(np.diff(depth[order])) + 1
-    for lower in np.split(order, ends) if len(order) else ():
+    for lower in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else ():
         np.maximum.at(height, above[lower], height[lower] + 1)
     tree = child // ranks
     tallest = height.reshape(channels, ranks).max(axis=1, initial=0)[tree]
@@ -204,11 +203,10 @@ def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:
     if groups is None:
         return np.arange(ranks, dtype=np.int64).reshape(-1, near_root(ranks))
     lengths = sorted({len(group) for group in groups})
-    members = sorted(rank for group in groups for rank in group)
     check_schedule(
         (len(lengths) != 1, f"groups of {lengths} ranks; allowed: groups of one size"),
         (
-            members != list(range(ranks)),
+            sorted(rank for group in groups for rank in group) != list(range(ranks)),
             f"groups that do not hold each rank 0 to {ranks - 1} once",
         ),
     )

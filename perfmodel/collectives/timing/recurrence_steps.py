@@ -176,8 +176,7 @@ def advance(
 
 def drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
     """Return when each edge is free for a phase that begins with nothing in flight."""
-    sent = course.sent(stand.step)
-    last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
+    last_s = stand.delivered[(course.sent(stand.step) - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
 
 

@@ -214,8 +214,7 @@ class Clocks:
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
         course, stand, nbytes = self._fold.course, self._stand, self._fold.course.least_bytes
-        rates_Bps = self._paces.rows[1]
-        unsent, best_Bps = course.sends - course.sent(stand.step), rates_Bps.max(axis=0)
+        unsent, best_Bps = course.sends - course.sent(stand.step), self._paces.rows[1].max(axis=0)
         each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
         least_s = stand.free + unsent * each_s
         return float(least_s[course.sends > 0].max(initial=0.0))

@@ -328,8 +328,7 @@ def draw_breakdown(result: Result) -> Drawing:
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
 
     def height(point: SizeResult, part: str) -> float:
-        time_s = point.breakdown_s.get(part, 0.0)
-        return time_s / (point.step_time_s if shares else 1) / scale
+        return point.breakdown_s.get(part, 0.0) / (point.step_time_s if shares else 1) / scale
 
     def hover(point: SizeResult, part: str) -> str:
         from html import escape

@@ -219,8 +219,7 @@ def best_table(search: LayoutSearch) -> Table:
     ]
 
     def part(kind: str) -> Column:
-        title = f">{_TITLES.get(kind, kind)}"
-        return title, lambda each: quantities.duration(each.parts_s[kind])
+        return f">{_TITLES.get(kind, kind)}", lambda each: quantities.duration(each.parts_s[kind])
 
     return tabulate(
         search.best,

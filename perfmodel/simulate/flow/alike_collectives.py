@@ -92,8 +92,7 @@ class SharesMet:
         return kept
 
     def _order(self, job: Collective) -> tuple[int, int, float]:
-        number = self._numbers.setdefault(job.lowered, len(self._numbers))
-        return number, job.leg, job.start_s
+        return self._numbers.setdefault(job.lowered, len(self._numbers)), job.leg, job.start_s
 
 
 def solve_at_once(
@@ -109,8 +108,7 @@ def solve_at_once(
         shares.append(Share(stage, np.full(len(stage.edges), np.inf), lambda _: 1.0, "streams"))
     sharings = None if flows else timer.keep_rated(LinkSharings)  # streams have edges of their own
     rates = shared_rates(machine.topology.arcs.bandwidth_Bps, shares, sharings)
-    of_flows = rates.pop() if flows else np.zeros(0)
-    return of_flows, [(rate_Bps, 1.0) for rate_Bps in rates]
+    return rates.pop() if flows else np.zeros(0), [(rate_Bps, 1.0) for rate_Bps in rates]
 
 
 def solve_in_turns(

@@ -156,8 +156,7 @@ class FlowNetwork(Network):
         self._enter_streams()
         self._count_streams()
         self._note_change(machine)
-        is_first = machine is self.timer.machine
-        self._timer = self.timer if is_first else UncontendedTimer(machine)
+        self._timer = self.timer if machine is self.timer.machine else UncontendedTimer(machine)
         for together in self._launching.values():
             for lowered in together:
                 self._now(lowered)  # raises where no route is left

@@ -326,8 +326,7 @@ class Streams:
 
     def _count(self, sent: FloatArray, counters: LinkCounters) -> None:
         if sent.any():
-            crossed = np.diff(self.edges.pointers)
-            count_stream(counters, self.edges.arcs, np.repeat(sent, crossed))
+            count_stream(counters, self.edges.arcs, np.repeat(sent, np.diff(self.edges.pointers)))
             self.nbytes = self.nbytes - sent
 
 

@@ -115,8 +115,7 @@ class Progress:
         """Return when it ends if no rate changes any more."""
         if self._ends is None:
             self._ends = self.clocks().ends()
-            edges = len(self._ends.landed_s)
-            self.timer.keep(Effort).spend(edges // EDGES_A_MILLISECOND)
+            self.timer.keep(Effort).spend(len(self._ends.landed_s) // EDGES_A_MILLISECOND)
         return self._ends
 
     def least_wire_s(self) -> float:
@@ -253,8 +252,7 @@ class Collective:
             for before in self.legs[: self.leg]:
                 self._ready.land(before.stage.phases[0], before.ends.landed_s)
         begin_s = np.zeros(len(timed.edges)) if timed.begin_s is None else timed.begin_s
-        rates = timed.stage, timed.rates_Bps, begin_s
-        begin = partial(_begin, self.timer, self.lowered, *rates)
+        begin = partial(_begin, self.timer, self.lowered, timed.stage, timed.rates_Bps, begin_s)
         known = self.timer.keep(KnownProgress).begun
         return once(known, (self.lowered, self.leg), lambda: Progress(self.timer, begin))
 

@@ -51,8 +51,7 @@ REFILLED = ("edges.head", "sends.waiting", "runs.sends_left")
 
 def routes_of(lowered: LoweredCollective) -> Edges:
     """Return the edges of a collective, stage after stage, with what their stages allow them."""
-    stages = lowered.stages
-    own = [replace(s.edges, latency_s=s.latency_s, cap_Bps=s.cap_Bps) for s in stages]
+    own = [replace(s.edges, latency_s=s.latency_s, cap_Bps=s.cap_Bps) for s in lowered.stages]
     return join_edges([stream_edges((), ()), *own])
 
 

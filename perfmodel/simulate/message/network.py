@@ -148,8 +148,7 @@ class MessageNetwork(Network):
     def _recall(self) -> bool:
         """Let a period go as one that was simulated, or as its rounds do, if its links allow it."""
         period = self._period
-        known = self.timer.keep(KnownEnds) if self.recalls else {}
-        ends_s = known.get(self._period_key())
+        ends_s = (self.timer.keep(KnownEnds) if self.recalls else {}).get(self._period_key())
         if ends_s is None and self.by_rounds:
             ends_s = unshared_ends_s(self.machine, period.runs)
         if ends_s is None:

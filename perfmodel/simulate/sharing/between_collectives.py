@@ -344,5 +344,4 @@ def shared_rates(
 
 
 def _average(share: Share, rates_Bps: FloatArray) -> FloatArray:
-    takes_s = max(share.takes_s(rates_Bps), SHORTEST_S)
-    return np.minimum(rates_Bps, share.wire_bytes / takes_s)
+    return np.minimum(rates_Bps, share.wire_bytes / max(share.takes_s(rates_Bps), SHORTEST_S))

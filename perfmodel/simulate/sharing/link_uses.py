@@ -126,8 +126,7 @@ class LinkUses:
             return self._up_to(ends, ended, until) - self._up_to(begins, begun, until)
 
         before = crossed(self.begun_before_first, self.ended_at_first, self.first)
-        until_end = crossed(self.begun_before_end, self.ended_before_end, self.end)
-        return np.asarray(until_end - before)
+        return np.asarray(crossed(self.begun_before_end, self.ended_before_end, self.end) - before)
 
     def _up_to(
         self, sums: tuple[FloatArray, FloatArray], position: IntArray, until: IntArray

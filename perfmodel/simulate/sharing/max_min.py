@@ -114,6 +114,5 @@ class LinkSharing:
         flows = flows[np.argsort(level[flows])]  # independent of the order of the flows
         lengths = self.pointers[flows + 1] - self.pointers[flows]
         hops = ranges(self.pointers[flows], lengths)
-        taken_Bps = np.repeat(level[flows], lengths)
-        np.subtract.at(spare_Bps, self.link[hops], taken_Bps)
+        np.subtract.at(spare_Bps, self.link[hops], np.repeat(level[flows], lengths))
         np.maximum(spare_Bps, 0.0, out=spare_Bps)

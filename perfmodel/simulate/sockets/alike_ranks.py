@@ -158,8 +158,7 @@ class _Repetition:
         stage, ranks = lowered.stages[0], lowered.schedule.ranks
         edges, src, dst = stage.edges, stage.phases[0].src, stage.phases[0].dst
         order = np.lexsort(((dst - src) % ranks, src))
-        ends = edges.dst[order], edges.src[order]
-        back = edges_between(machine.topology, machine.router, *ends)
+        back = edges_between(machine.topology, machine.router, edges.dst[order], edges.src[order])
         data = [arcs_of(edges, edge) for edge in order.tolist()]
         return cls(
             machine.topology,

@@ -93,8 +93,7 @@ class SocketNetwork(Network):
         core_message = self.machine.library.core_message
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
-            folded = fold_pair(sender, receiver, wired.ranks, len(wired.rounds))
-            backward = wired.pairs[folded][1]
+            backward = wired.pairs[fold_pair(sender, receiver, wired.ranks, len(wired.rounds))][1]
 
             def write_ready() -> None:
                 at_s = backward.send_ready(queue.now_s)

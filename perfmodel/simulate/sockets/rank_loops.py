@@ -284,8 +284,7 @@ class Wires:
         """Yield the routes between all pairs of ranks; a connection is known by its links."""
         for stage in lowered.stages:
             edges, phase = stage.edges, stage.phases[0]
-            pairs = zip(phase.src.tolist(), phase.dst.tolist(), strict=True)
-            for at, pair in enumerate(pairs):
+            for at, pair in enumerate(zip(phase.src.tolist(), phase.dst.tolist(), strict=True)):
                 forward = self._route(edges, at)
                 backward = self._backward(int(edges.src[at]), int(edges.dst[at]))
                 step_s = float(stage.latency_s[at])

@@ -236,8 +236,7 @@ def _by_layer(
         owner = work.owner[chosen]
         at = np.minimum(np.searchsorted(operators, owner), len(operators) - 1)
         home = np.where(operators[at] == owner, layers[at], -1)
-        first = max(home[home >= 0][:1].tolist(), default=0)
-        home = next_known(home[::-1], first)[::-1]
+        home = next_known(home[::-1], max(home[home >= 0][:1].tolist(), default=0))[::-1]
         lengths_s = work.taken_s[chosen].copy()
         if number == 0:  # the gap before a step's first work is the end of the step before
             lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
