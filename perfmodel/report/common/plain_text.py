@@ -95,9 +95,9 @@ def _table_lines(block: Table) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     gap = " " * (3 if block.ruled else 2)
     for at, row in enumerate(rows):
-        columns = zip(row, widths, block.numeric, strict=True)
         yield gap.join(
-            cell.rjust(width) if numeric else cell.ljust(width) for cell, width, numeric in columns
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(row, widths, block.numeric, strict=True)
         )
         if block.ruled and not at:
             yield "─" * (sum(widths) + len(gap) * (len(widths) - 1))
