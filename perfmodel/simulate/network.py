@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -181,13 +181,7 @@ class Network(ABC):
         lowered = self.timer.lower(op, nbytes, groups, root)
         if times == 1:
             return self.launch(lowered)
-        return self.env.process(self._launch_in_a_row(lowered, times))
-
-    def _launch_in_a_row(
-        self, lowered: Sequence[LoweredCollective], times: int
-    ) -> Generator[simpy.Event, object, None]:
-        for _ in range(times):
-            yield self.launch(lowered)
+        return self.env.process(self.launch(lowered) for _ in range(times))
 
     def _now(self, lowered: LoweredCollective) -> LoweredCollective:
         """Return a collective of the machine on which the run began, on the present machine.

@@ -351,8 +351,7 @@ class PlanProcesses:
         start_s = self.env.now
         root = root_in(groups[0], self.groups[work.communicator], work.root)
         if len(classes) > 1:
-            times_s = [float(self.arrived[key, each].value) for each in classes]
-            arrived_s = dict(zip(classes, times_s, strict=True))
+            arrived_s = {each: float(self.arrived[key, each].value) for each in classes}
             self.arrivals.append(arrivals_of(task, step, arrived_s, self.classes, start_s))
         self.turn(classes, +1)
         yield self.network.collective(work.op, work.nbytes, groups, root, work.times)

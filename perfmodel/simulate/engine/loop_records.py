@@ -137,18 +137,18 @@ class LoopRun:
                     message.exchange,
                 )
             )
-        for service in self.services:
-            spans.append(
-                Span(
-                    f"update {plan.exchanges[service.exchange].name}, {names[service.worker]}",
-                    "optimizer",
-                    plan.servers[service.server].name,
-                    "compute",
-                    0,
-                    service.start_s,
-                    service.end_s,
-                    service.arrived_s,
-                    work_s=service.end_s - service.start_s,
-                )
+        spans += [
+            Span(
+                f"update {plan.exchanges[service.exchange].name}, {names[service.worker]}",
+                "optimizer",
+                plan.servers[service.server].name,
+                "compute",
+                0,
+                service.start_s,
+                service.end_s,
+                service.arrived_s,
+                work_s=service.end_s - service.start_s,
             )
+            for service in self.services
+        ]
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))

@@ -189,12 +189,8 @@ class PlanRun:
     @property
     def completed_s(self) -> tuple[float, ...]:
         """Ends of the steps of which all tasks have ended; seconds since the start of the run."""
-        states = sorted(self._step_states.items())
-        now_s = self._env.now
-        last = next(
-            (s for s, state in states if state.tasks_left or state.last_s > now_s),
-            len(self.step_ends_s),
-        )
+        states, now_s = sorted(self._step_states.items()), self._env.now
+        last = next((s for s, state in states if state.tasks_left or state.last_s > now_s), None)
         return tuple(self.step_ends_s[:last])
 
     # ------------------------------------------------------------ streams

@@ -14,13 +14,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
 
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
+from perfmodel.memo import grouped
 from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.collective_times import CollectiveTimes, TimesAlone, TimesAmongOthers
 from perfmodel.simulate.engine.engine import (
@@ -164,8 +165,10 @@ class _Recurrence:
             self._record(step, index, task, at, start_s, end_s)
         if sum(len(self._classes[task.rank_class].ranks) for task in tasks) > 1:
             task, at = max(zip(tasks, arrived, strict=True), key=lambda each: _last(each[1]))
-            pairs = zip(tasks, arrived, strict=True)
-            means_s = {task.rank_class: float(np.mean(at)) for task, at in pairs}
+            means_s = {
+                each.rank_class: float(np.mean(own))
+                for each, own in zip(tasks, arrived, strict=True)
+            }
             self._arrivals_seen.append(
                 arrivals_of(task, step, means_s, self._classes, start_s)._replace(
                     last=task.rank_class,
@@ -210,8 +213,9 @@ class _Recurrence:
             self._end_s = max(self._end_s, last_s)
             if self._kind[task.stream] != "host":
                 self._step_ends[step] = max(self._step_ends[step], last_s)
-        first = (_first(start), _first(end), _first(ready), _first(stretch))
-        self._executions.append((task, step, *first))
+        self._executions.append(
+            (task, step, _first(start), _first(end), _first(ready), _first(stretch))
+        )
 
     def _slowed(self, start: Clock, end: Clock) -> Clock:
         """Delay compute by the collectives that were in progress meanwhile.
@@ -313,11 +317,12 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
 
     Raises `SimulationError`: tasks that wait for each other.
     """
-    waits, keys = dependencies(plan), dict[str, list[int]]()
-    for index, task in enumerate(plan.tasks):
-        if isinstance(task.work, Collective):
-            keys.setdefault(task.work.key, []).append(index)
-    done: set[Node] = set()
+    keys = grouped(
+        (task.work.key, index)
+        for index, task in enumerate(plan.tasks)
+        if isinstance(task.work, Collective)
+    )
+    waits, done = dependencies(plan), set[Node]()
     for step in range(steps):
         for key, members in keys.items():
             together = tuple((step, index) for index in members)
@@ -327,14 +332,11 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
                     f"the plan {plan.name!r} cannot finish; waiting: {key!r} (step {step}), for a "
                     f"collective that is launched after it"
                 )
-            for node in needed:
-                yield (node,)
+            yield from ((node,) for node in needed)
             done.update(needed, together)
             yield together
-    for step in range(steps):
-        for index in range(len(plan.tasks)):
-            if (step, index) not in done:
-                yield ((step, index),)
+    rest = product(range(steps), range(len(plan.tasks)))
+    yield from ((node,) for node in rest if node not in done)
 
 
 def _ancestors(waits: Dependencies, targets: tuple[Node, ...], done: set[Node]) -> list[Node]:

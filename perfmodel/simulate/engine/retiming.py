@@ -53,8 +53,7 @@ class Durations:
 
 def works_s(plan: StepPlan) -> FloatArray:
     """Return the duration of each piece of work of a plan, 0 for collectives; seconds."""
-    works = (task.work for task in plan.tasks)
-    return np.array([work.duration_s if isinstance(work, Compute) else 0.0 for work in works])
+    return np.array([t.work.duration_s if isinstance(t.work, Compute) else 0.0 for t in plan.tasks])
 
 
 def can_be_retimed(plan: StepPlan) -> bool:

@@ -270,10 +270,19 @@ def _kinds(collectives: Sequence[Placed]) -> list[int]:
 
 def _kind(lowered: LoweredCollective) -> Hashable:
     schedule, phases = lowered.schedule, [stage.phases for stage in lowered.stages]
-    costs = lowered.protocol, lowered.launch_s, lowered.wire_factor, lowered.credits
-    sizes = schedule.nbytes, schedule.ranks, schedule.switches
     alike = tuple(tuple(phase.likeness() for phase in part) for part in phases)
-    return schedule.collective, schedule.algorithm, *sizes, *costs, alike
+    return (
+        schedule.collective,
+        schedule.algorithm,
+        schedule.nbytes,
+        schedule.ranks,
+        schedule.switches,
+        lowered.protocol,
+        lowered.launch_s,
+        lowered.wire_factor,
+        lowered.credits,
+        alike,
+    )
 
 
 def _join(members: Sequence[Placed], joined: JoinedEdges) -> LoweredCollective:

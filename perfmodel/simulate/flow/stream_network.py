@@ -32,6 +32,7 @@ from perfmodel.library.lowering.lowered import (
     select_edges,
 )
 from perfmodel.library.machine import Machine
+from perfmodel.memo import grouped
 from perfmodel.simulate.network import (
     LinkCounters,
     Network,
@@ -163,11 +164,9 @@ class StreamNetwork(Network):
         if self._is_marked:
             return
         self._is_marked = True
-        wait_s = 0.0
-        if self.quantum_s:
-            wait_s = self.quantum_s * (math.floor(self.env.now / self.quantum_s) + 1)
-            wait_s -= self.env.now
-        schedule_last(self.env, self._update, max(0.0, wait_s))
+        quantum_s, now_s = self.quantum_s, self.env.now
+        at_s = quantum_s * (math.floor(now_s / quantum_s) + 1) if quantum_s else now_s
+        schedule_last(self.env, self._update, max(0.0, at_s - now_s))
 
     def _update(self, _: simpy.Event) -> None:
         self._is_marked = False
@@ -335,9 +334,8 @@ def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:
 
     They are in an order independent of that in which they arrived.
     """
-    by_last: dict[tuple[int, ...], list[Arrival]] = {}
-    for arrival in sorted(arrivals, key=lambda arrival: arrival[:3]):
-        by_last.setdefault(arrival.route[-1:], []).append(arrival)
+    in_order = sorted(arrivals, key=lambda arrival: arrival[:3])
+    by_last = grouped((arrival.route[-1:], arrival) for arrival in in_order)
     return [
         Streams(
             stream_stage(

@@ -175,10 +175,9 @@ def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None
 
     Raises `SimulationError` and `ScheduleError`: as `last_landing_s`.
     """
-    transfers = [run.transfer for run in runs]
-    carried = [lowered for lowered in transfers if isinstance(lowered, LoweredCollective)]
-    is_unfit = any(not fits(lowered.schedule, lowered.credits) for lowered in carried)
-    if machine.library.in_order or len(carried) < len(runs) or is_unfit:
+    carried = [run.transfer for run in runs if isinstance(run.transfer, LoweredCollective)]
+    is_fit = all(fits(lowered.schedule, lowered.credits) for lowered in carried)
+    if machine.library.in_order or len(carried) < len(runs) or not is_fit:
         return None
     capacity_Bps = machine.topology.arcs.bandwidth_Bps
     routes = [routes_of(lowered) for lowered in carried]

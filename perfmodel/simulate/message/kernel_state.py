@@ -136,9 +136,12 @@ class Kernel:
 
     def stalled_edges(self, slot: Slot) -> list[int]:
         """Return the edges of a run, from 0, that are sending over a link that carries nothing."""
-        routes, edges = self._records("routes"), enumerate(self._edges(slot))
-        sending = [(at, edge) for at, edge in edges if edge.sending >= 0]
-        return [at for at, edge in sending if routes[edge.route].limit_Bps == 0.0]
+        routes = self._records("routes")
+        return [
+            at
+            for at, edge in enumerate(self._edges(slot))
+            if edge.sending >= 0 and routes[edge.route].limit_Bps == 0.0
+        ]
 
     def sends_left(self, slot: Slot) -> int:
         """Return how many sends of a run have not landed."""
@@ -174,8 +177,7 @@ class Kernel:
             self._convert(compiled=False)
         s = self._state
         s.clock[0].now_s = max(s.clock[0].now_s, at_s)
-        every = [number for slot, _ in routes for number in slot.spans["edges"]]
-        sending = [number for number in every if _is_on_wire(s, number)]
+        sending = [at for slot, _ in routes for at in slot.spans["edges"] if _is_on_wire(s, at)]
         for number in sending:
             link_sharing.set_rate(s, number, 0.0)  # which updates the bytes sent
             link_sharing.leave_links(s, number)

@@ -75,8 +75,9 @@ class UseOrders:
         own = (each for each in self._known if each.capacity_Bps is capacity_Bps)
         known = next((each for each in own if each.are_of(stage, phase)), None)
         if known is None:
-            numbers = stage.edges.arcs, phase.first, len(stage.phases), capacity_Bps
-            known = _KnownPatterns(*numbers, [])
+            known = _KnownPatterns(
+                stage.edges.arcs, phase.first, len(stage.phases), capacity_Bps, []
+            )
             self._known.append(known)
         fitting = self._fitting([known], stage, phase)
         if fitting is None:  # channels that carry unlike bytes are told apart
@@ -97,10 +98,10 @@ class UseOrders:
     ) -> UsePatterns | None:
         """Return those patterns of the first that are known of these edges that are a phase's."""
         patterns = next((each.patterns for each in known if each.are_of(stage, phase)), [])
-        for each in patterns:
-            if once(self._fits, (each, phase), partial(each.fits, phase)):
-                return each
-        return None
+        fits = (
+            each for each in patterns if once(self._fits, (each, phase), partial(each.fits, phase))
+        )
+        return next(fits, None)
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""

@@ -96,8 +96,7 @@ def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Fold
     )
     if not is_ring:
         return None
-    edges = stages[0].edges
-    ends = edges.src.tobytes(), edges.dst.tobytes()
+    ends = stages[0].edges.src.tobytes(), stages[0].edges.dst.tobytes()
     key = "folding", machine, ends, lowered.protocol, tolerance  # links may be as measured
     return machine.cached(key, lambda: _Repetition.of(machine, lowered).fold(tolerance))
 
@@ -107,8 +106,11 @@ def messages_of(lowered: LoweredCollective, folding: Folding | None) -> float:
 
     A long one is cut into more segments, but its messages wait for nothing but the links.
     """
-    phases = [phase for stage in lowered.stages for phase in stage.phases]
-    messages = sum(float(p.active.sum()) * min(1.0, SHORT_LAG / p.lag) for p in phases)
+    messages = sum(
+        float(phase.active.sum()) * min(1.0, SHORT_LAG / phase.lag)
+        for stage in lowered.stages
+        for phase in stage.phases
+    )
     return messages if folding is None else messages * folding.period / folding.ranks
 
 
@@ -119,18 +121,17 @@ def arcs_that_queue(routes: Sequence[Sequence[int]], rates_Bps: FloatArray) -> s
     together are no faster. What a route begins with is kept.
     """
     feeders: dict[int, set[int]] = {}
-    queues: set[int] = set()
     for route in routes:
         narrowest = route[0]
-        queues.add(narrowest)
         for arc in route[1:]:
             feeders.setdefault(arc, set()).add(narrowest)
             if rates_Bps[arc] < rates_Bps[narrowest]:
                 narrowest = arc
-    for arc, narrower in feeders.items():
-        if rates_Bps[list(narrower)].sum() > rates_Bps[arc] * (1 + RATE_TOLERANCE):
-            queues.add(arc)
-    return queues
+    return {route[0] for route in routes} | {
+        arc
+        for arc, narrower in feeders.items()
+        if rates_Bps[list(narrower)].sum() > rates_Bps[arc] * (1 + RATE_TOLERANCE)
+    }
 
 
 def own_links(topology: Topology, arcs: Sequence[int]) -> int:

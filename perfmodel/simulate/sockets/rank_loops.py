@@ -114,8 +114,9 @@ def _messages(
 def _joined(part: Round, even: float | None) -> list[Message]:
     """Messages of a round, one for each pair of ranks; `even`: bytes of all chunks if alike."""
     total: dict[Pair, float] = {}
-    columns = (part.src.tolist(), part.dst.tolist(), part.nbytes.tolist())
-    for src, dst, nbytes in zip(*columns, strict=True):
+    for src, dst, nbytes in zip(
+        part.src.tolist(), part.dst.tolist(), part.nbytes.tolist(), strict=True
+    ):
         total[src, dst] = total.get((src, dst), 0.0) + (nbytes if even is None else even)
     return [(src, dst, nbytes) for (src, dst), nbytes in total.items()]
 
