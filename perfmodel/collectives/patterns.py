@@ -196,8 +196,9 @@ def pipeline(
         edge = works[edge]
         piece = channel[edge] * pieces + repeat - first[edge]
         chunk = piece * parts + begin[edge] + place
-        ends = src[edge], dst[edge], chunk, chunk
-        return Round(*ends, sizes.ravel()[chunk], channel[edge], adds[edge])
+        return Round(
+            src[edge], dst[edge], chunk, chunk, sizes.ravel()[chunk], channel[edge], adds[edge]
+        )
 
     return Pattern(phase, step)
 

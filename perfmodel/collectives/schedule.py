@@ -278,9 +278,11 @@ def _send_table(number: int, sends: Iterable[SentChunk]) -> IntArray:
 
 
 def _is_send(send: object) -> bool:
-    if not isinstance(send, Sequence | np.ndarray) or not 3 <= len(send) <= _INTO + 1:
-        return False
-    return all(isinstance(entry, int | np.integer | np.bool_) for entry in send)
+    return (
+        isinstance(send, Sequence | np.ndarray)
+        and 3 <= len(send) <= _INTO + 1
+        and all(isinstance(entry, int | np.integer | np.bool_) for entry in send)
+    )
 
 
 def _chunk_sizes(
@@ -332,8 +334,10 @@ def _check_sends(tables: Sequence[IntArray], ranks: int, sizes: IntArray, owners
 def _faults_at(
     number: int, table: IntArray, wrong: NDArray[np.bool_], allowed: str
 ) -> Iterator[Fault]:
-    for at in np.flatnonzero(wrong).tolist():
-        yield Fault(f"rounds.{number}.{at}", str(tuple(table[at].tolist())), allowed)
+    return (
+        Fault(f"rounds.{number}.{at}", str(tuple(table[at].tolist())), allowed)
+        for at in np.flatnonzero(wrong).tolist()
+    )
 
 
 def _round_of(table: IntArray, sizes: IntArray) -> Round:
@@ -375,10 +379,16 @@ def _phases_of(rounds: Sequence[Round], itemsize: int) -> Iterator[Phase]:
 
 
 def _are_alike(first: _Messages, other: _Messages, itemsize: int) -> bool:
-    if not (np.array_equal(first.ends, other.ends) and np.array_equal(first.adds, other.adds)):
-        return False
-    most = itemsize * np.minimum(first.chunks, other.chunks)
-    return bool((np.abs(first.nbytes - other.nbytes) <= most).all())
+    return (
+        np.array_equal(first.ends, other.ends)
+        and np.array_equal(first.adds, other.adds)
+        and bool(
+            np.all(
+                np.abs(first.nbytes - other.nbytes)
+                <= itemsize * np.minimum(first.chunks, other.chunks)
+            )
+        )
+    )
 
 
 def _phase_of(group: Sequence[_Messages]) -> Phase:

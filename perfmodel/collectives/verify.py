@@ -134,10 +134,8 @@ def _values(schedule: Schedule, dtype: np.dtype[Any], rng: np.random.Generator) 
     shape = (schedule.ranks, int(schedule.chunk_bytes.sum()) // schedule.itemsize)
     if dtype.kind == "u":
         return rng.integers(0, np.iinfo(dtype).max, size=shape, dtype=dtype, endpoint=True)
-    most = 1000
-    if dtype.kind != "i":
-        # No partial sum may exceed the whole numbers that are exact.
-        most = min(most, exact_up_to(dtype) // schedule.ranks)
+    # No partial sum of floats may exceed the whole numbers that are exact.
+    most = 1000 if dtype.kind == "i" else min(1000, exact_up_to(dtype) // schedule.ranks)
     if most < 1:
         limit = f"{exact_up_to(dtype):,}"
         raise ScheduleError(

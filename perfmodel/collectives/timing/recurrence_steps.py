@@ -225,10 +225,23 @@ def _advance_all(
     loops, first = compiled_loops.loaded(), course.phase_at(stand.step)[1]
     if loops is not None:
         arrays = course.contiguous(phase)
-        work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)
-        steps = stand.step, goal, first, 0 if course.pipelined else phase.lag, course.credits
-        state = stand.delivered, stand.free, arrays.feeders
-        stand.step = loops.step(*state, *work, *steps, arrays.nbytes, *paces, until_s)
+        stand.step = loops.step(
+            stand.delivered,
+            stand.free,
+            arrays.feeders,
+            arrays.begins,
+            arrays.first,
+            arrays.active,
+            course.done(stand.step),
+            stand.step,
+            goal,
+            first,
+            0 if course.pipelined else phase.lag,
+            course.credits,
+            arrays.nbytes,
+            *paces,
+            until_s,
+        )
         return
     if not course.together:
         while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):

@@ -383,8 +383,9 @@ class TreeClocks:
         """Least time at which the last byte can have left: every edge has to send the rest."""
         nbytes = self.course.least_bytes
         from_s, rate_Bps, _ = self._times.paces.rows
-        sent = self._times.kept, self._times.left_s, self._begin_s
-        return self.loops.least_tree_end(*sent, nbytes, from_s, rate_Bps)
+        return self.loops.least_tree_end(
+            self._times.kept, self._times.left_s, self._begin_s, nbytes, from_s, rate_Bps
+        )
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
@@ -394,7 +395,16 @@ class TreeClocks:
         """Work out what leaves until a time, and keep it; return when an edge was free first."""
         times, course = self._times, self.course
         arrays = course.contiguous(course.phases[0])
-        edges = arrays.begins, arrays.feeders, arrays.first, arrays.nbytes, self._begin_s
-        sends = times.kept, times.left_s, times.arrived_s
-        rows = times.paces.rows
-        return self.loops.send_over_trees(*edges, *sends, course.credits, *rows, until_s)
+        return self.loops.send_over_trees(
+            arrays.begins,
+            arrays.feeders,
+            arrays.first,
+            arrays.nbytes,
+            self._begin_s,
+            times.kept,
+            times.left_s,
+            times.arrived_s,
+            course.credits,
+            *times.paces.rows,
+            until_s,
+        )
