@@ -163,7 +163,9 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     Raises `InputError`: no traces, or two of one rank.
     """
     listed = [file for path in paths for file in _files_in(path)]
-    files = [file for file in listed if not _is_execution_trace(file)] or listed
+    # those of PyTorch's ExecutionTraceObserver begin so
+    other = re.compile(rb'\{\s*"schema"\s*:')
+    files = [file for file in listed if not other.match(first_bytes(file, 4096))] or listed
     allowed = f"1 to {MOST_FILES} traces, one for each rank"
     refuse_if(not 1 <= len(files) <= MOST_FILES, "trace", f"{len(files)} files", allowed)
     ranks = sorted(map(read_rank, files), key=lambda trace: trace.rank)
@@ -185,11 +187,6 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     )
 
 
-def _is_execution_trace(path: Path) -> bool:
-    """Tell whether a file begins as those of PyTorch's ExecutionTraceObserver do."""
-    return re.match(rb'\{\s*"schema"\s*:', first_bytes(path, 4096)) is not None
-
-
 def _files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -201,8 +198,9 @@ def _files_in(path: Path) -> list[Path]:
 
 def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
     """Return what ``perfmodel trace --json`` prints; times in seconds."""
-    profile, first = analysis.profile, analysis.first
-    document: dict[str, Any] = {
+    profile, first, rebuilt = analysis.profile, analysis.first, analysis.rebuilt
+    replayed, changed = analysis.comparison, analysis.changed
+    return {
         "perfmodel": 1,
         "kind": "trace",
         "traces": [
@@ -239,22 +237,25 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
         ],
         "layers": _layers(analysis),
         "refusal": analysis.refusal or None,
-        "notes": list(analysis.rebuilt.notes if analysis.rebuilt else first.notes),
+        "notes": list(rebuilt.notes if rebuilt else first.notes),
+        **({} if replayed is None else {"replay": _replay(replayed)}),
+        **(
+            {"machine": attributes(rebuilt.fit, "bandwidth_Bps latency_s worst")}
+            if rebuilt and rebuilt.fit
+            else {}
+        ),
+        **({} if changed is None else {"changed": {"simulated_s": changed.simulated_s}}),
     }
-    if analysis.comparison is not None:
-        document["replay"] = {
-            "simulated_s": analysis.comparison.simulated_s,
-            "error": analysis.comparison.error,
-            "buckets": [
-                attributes(each, "index nbytes ready_s start_s end_s")
-                for each in analysis.comparison.point.buckets
-            ],
-        }
-    if analysis.rebuilt and analysis.rebuilt.fit:
-        document["machine"] = attributes(analysis.rebuilt.fit, "bandwidth_Bps latency_s worst")
-    if analysis.changed is not None:
-        document["changed"] = {"simulated_s": analysis.changed.simulated_s}
-    return document
+
+
+def _replay(replayed: Comparison) -> dict[str, Any]:
+    return {
+        **attributes(replayed, "simulated_s error"),
+        "buckets": [
+            attributes(each, "index nbytes ready_s start_s end_s")
+            for each in replayed.point.buckets
+        ],
+    }
 
 
 def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
@@ -314,8 +315,7 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
                 "trace", str(error), "collectives that all ranks of their group share", str(folder)
             )
         ) from None
-    ranks = sum(len(each.ranks) for each in plan.classes)
-    gpus = len(topology.ranks)
+    ranks, gpus = sum(len(each.ranks) for each in plan.classes), len(topology.ranks)
     allowed = f"a machine of {ranks} GPUs or more"
     refuse_if(ranks > gpus, "--topology", f"{ranks} ranks, on {gpus} GPUs", allowed)
     run = simulate(

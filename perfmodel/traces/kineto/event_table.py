@@ -264,28 +264,24 @@ def _numbers(kind: str, arguments: Mapping[str, Any]) -> tuple[int, int]:
     return key, copied if copied >= 0 else _hash((arguments.get("grid"), arguments.get("block")))
 
 
-_COMMUNICATION: tuple[str, ...] = (
-    "Collective name",
-    "In msg nelems",
-    "dtype",
-    "Group size",
-    "Process Group Name",
-    "External id",
-)
-_SHAPES = ("Input Dims", "Input type", "External id")
-
-
 @lru_cache(maxsize=1 << 16)
 def _kept_fields(kind: str, name: str) -> tuple[str, ...]:
     """Return the names of these arguments of events of a kind and name."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):
-        return _COMMUNICATION
+        return (
+            "Collective name",
+            "In msg nelems",
+            "dtype",
+            "Group size",
+            "Process Group Name",
+            "External id",
+        )
     if name.startswith((*BACKENDS, "c10d::", "fsdp::chunk_cat")) or name.endswith(
         ("AccumulateGrad", "mul_out", "copy_bucket_to_grad")
     ):
-        return _SHAPES
+        return "Input Dims", "Input type", "External id"
     return ()
 
 

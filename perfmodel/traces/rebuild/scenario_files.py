@@ -124,11 +124,11 @@ def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
     An all-gather's size is that of all ranks.
     """
     ranks, shards, is_split = trace.world_size, trace.shard_ranks, trace.fsdp > 0
-    rows = [(call, shards, 1 if is_split else 2, 1) for call in profile.buckets]
-    if is_split:
-        rows += [(call, shards, 1, shards) for call in profile.gathers]
-    if shards < ranks:
-        rows += [(call, ranks // shards, 2, 1) for call in profile.averages]
+    rows = [
+        *((call, shards, 1 if is_split else 2, 1) for call in profile.buckets),
+        *((call, shards, 1, shards) for call in profile.gathers if is_split),
+        *((call, ranks // shards, 2, 1) for call in profile.averages if shards < ranks),
+    ]
     sizes = [parts * _bytes(call) for call, _, _, parts in rows]
     times = [call.transfer_s for call, *_ in rows]
     if ranks == 1 or not sizes or not all(sizes) or not all(times):
@@ -275,7 +275,7 @@ def _model_document(
     ]
     buffers = sum(map(_bytes, trace.steps[-1].others_of("broadcast")))
     order = [at for layer in reversed(trace.layers) for at in reversed(layer.gradients)]
-    document: dict[str, Any] = {
+    return {
         "perfmodel": 1,
         "kind": "model",
         "name": trace.path.name.partition(".")[0] or "trace",
@@ -285,8 +285,8 @@ def _model_document(
         "optimizer": _time(max(tail, 0.0)),
         "copy_rate": f"{copy_Bps / 1e9:.9g} GB/s",
         "device": gpu.name,
+        **({"buffers": f"{buffers} B"} if buffers else {}),
     }
-    return document | ({"buffers": f"{buffers} B"} if buffers else {})
 
 
 def _parameter(gradient: Gradient) -> dict[str, Any]:
