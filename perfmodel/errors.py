@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from perfmodel.escape import printable
+from perfmodel.memo import grouped
 
 T = TypeVar("T")
 
@@ -151,20 +152,21 @@ _LONG_PHRASE = 120
 
 def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     """One line per fault, ten at most; of more than ten, alike ones are counted, not repeated."""
-    groups: dict[tuple[object, ...], list[Fault]] = {}
-    for fault in faults:
-        kind = (fault.file, re.sub(r"\d+", "N", fault.field), _without_hint(fault.allowed)[0])
-        groups.setdefault(kind, []).append(fault)
     if len(faults) <= MOST_LINES:
         return [_line(fault, faults[:at]) for at, fault in enumerate(faults)]
-    lines = []
-    for group in list(groups.values())[:MOST_LINES]:
-        more = f" (and {len(group) - 1:,} more like it)" if len(group) > 1 else ""
-        lines.append(str(group[0]) + more)
-    if len(groups) > MOST_LINES:
-        rest = sum(len(group) for group in list(groups.values())[MOST_LINES:])
-        lines.append(f"and {rest:,} more")
-    return lines
+    alike = grouped(
+        ((each.file, re.sub(r"\d+", "N", each.field), _without_hint(each.allowed)[0]), each)
+        for each in faults
+    )
+    groups = list(alike.values())
+    rest = sum(map(len, groups[MOST_LINES:]))
+    return [
+        *(
+            f"{own[0]}{f' (and {len(own) - 1:,} more like it)' if len(own) > 1 else ''}"
+            for own in groups[:MOST_LINES]
+        ),
+        *([f"and {rest:,} more"] if rest else []),
+    ]
 
 
 def _line(fault: Fault, before: Sequence[Fault]) -> str:

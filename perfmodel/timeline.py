@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -101,11 +102,7 @@ class Timeline:
 
 def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of intervals; seconds."""
-    total, end = 0.0, float("-inf")
-    for start, stop in sorted(intervals):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
+    return math.fsum(stop - start for start, stop in union(intervals))
 
 
 def exposed_s(busy: Iterable[tuple[float, float]], cover: Iterable[tuple[float, float]]) -> float:

@@ -272,7 +272,5 @@ def format_time(time_s: float) -> str:
     >>> format_time(0.0125)
     '12.5 ms'
     """
-    names = ("ps", "ns", "us", "ms", "s", "min", "h", "d")
-    if time_s == 0:
-        return "0 s"
-    return _scaled(time_s, [(name, TIMES[name]) for name in names])
+    units = [(name, TIMES[name]) for name in ("ps", "ns", "us", "ms", "s", "min", "h", "d")]
+    return "0 s" if time_s == 0 else _scaled(time_s, units)

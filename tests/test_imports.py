@@ -33,12 +33,12 @@ LAYERS = [
     "collectives",
     "files",
     "garbage",
-    "memo",
     "timeline",
     "arrays",
     "own_functions",
     "units",
     "errors",
+    "memo",
     "escape",
     "version",
 ]

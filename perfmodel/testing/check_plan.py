@@ -47,10 +47,12 @@ def check_plan(plan: StepPlan, ranks: int | None = None) -> None:
 
 def _types(plan: StepPlan) -> Iterator[str]:
     parts = {"classes": RankClass, "streams": Stream, "communicators": Communicator}
-    for name, kind in parts.items():
-        for each in getattr(plan, name):
-            if not isinstance(each, kind):
-                yield f"{name}: found {describe_type(each)}; allowed: a perfmodel.{kind.__name__}"
+    yield from (
+        f"{name}: found {describe_type(each)}; allowed: a perfmodel.{kind.__name__}"
+        for name, kind in parts.items()
+        for each in getattr(plan, name)
+        if not isinstance(each, kind)
+    )
     if isinstance(plan.samples, bool) or not isinstance(plan.samples, int):
         yield f"samples: found {plan.samples!r}; allowed: a whole number"
     for index, task in enumerate(plan.tasks):
@@ -102,8 +104,8 @@ def _ranks(plan: StepPlan, count: int | None) -> Iterator[str]:
         beyond = f", with {extra[:4]}" if extra else ""
         allowed = f"0 to {len(expected) - 1}"
         yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: {allowed}"
-    for rank in _twice(rank for each in plan.classes for rank in each.ranks):
-        yield f"rank {rank} is in two classes"
+    twice = _twice(rank for each in plan.classes for rank in each.ranks)
+    yield from (f"rank {rank} is in two classes" for rank in twice)
     yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
     for communicator in plan.communicators:
         members = [rank for group in communicator.groups for rank in group]
@@ -127,21 +129,23 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
         ]
         last = len(plan.tasks) - 1
         faults = [
-            f"{kind} {name!r}; {allowed_names(declared[kind], name)}"
-            for kind, name in references
-            if name is not None and name not in declared[kind]
+            *(
+                f"{kind} {name!r}; {allowed_names(declared[kind], name)}"
+                for kind, name in references
+                if name is not None and name not in declared[kind]
+            ),
+            *(
+                f"after {other}, which is no earlier task"
+                for other in task.after
+                if not 0 <= other < index
+            ),
+            *(
+                f"after_previous {other}; 0 to {last}"
+                for other in task.after_previous
+                if not 0 <= other <= last
+            ),
+            *_size_faults(task),
         ]
-        faults += [
-            f"after {other}, which is no earlier task"
-            for other in task.after
-            if not 0 <= other < index
-        ]
-        faults += [
-            f"after_previous {other}; 0 to {last}"
-            for other in task.after_previous
-            if not 0 <= other <= last
-        ]
-        faults += _size_faults(task)
         yield from (f"task {index} {task.name!r}: {fault}" for fault in faults)
 
 
@@ -190,8 +194,10 @@ def _faults(
         for each in plan.classes:
             expected = int(not members.isdisjoint(each.ranks))
             if present[each.name] != expected:
-                tasks = f"class {each.name!r} has {present[each.name]} tasks in it"
-                yield f"{tasks}; {expected}, by its ranks in {name!r}"
+                yield (
+                    f"class {each.name!r} has {present[each.name]} tasks in it; {expected}, by "
+                    f"its ranks in {name!r}"
+                )
         if work.op == "send" and {len(group) for group in groups} != {2}:
             yield f"groups of a send have two ranks; {name!r}"
         if work.times < 1:
@@ -206,8 +212,9 @@ def _semaphores(plan: StepPlan) -> Iterator[str]:
     for rank_class, name in dict.fromkeys([*taken, *given]):
         surplus = taken[rank_class, name] - given[rank_class, name]
         if name is not None and surplus:
-            held = f"semaphore {name!r} in class {rank_class!r}"
-            yield f"{held}: taken {surplus} times more than given"
+            yield (
+                f"semaphore {name!r} in class {rank_class!r}: taken {surplus} times more than given"
+            )
 
 
 def _circles(plan: StepPlan) -> Iterator[str]:

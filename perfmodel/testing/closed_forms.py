@@ -100,8 +100,9 @@ def _run_stage(
             spans.append((end, end + mine.of(each.kind)))
             end = spans[-1][1]
         for each in together:
-            kind: Literal["forward", "gradient"]
-            kind = "forward" if each.kind == "forward" else "gradient"
+            kind: Literal["forward", "gradient"] = (
+                "forward" if each.kind == "forward" else "gradient"
+            )
             if each.kind != "weight_gradient":
                 ready[kind, stage, each.chunk, each.micro_batch] = end
     return len(spans) > before
