@@ -108,8 +108,7 @@ def headline(advice: Advice) -> str:
     limit, best = _upper(limit_words(advice)), advice.best
     if best is None:
         return f"{limit}; none of the changes that were tried gains 1 %."
-    names = {change.text for change in best.changes}
-    alone = (trial for trial in advice.trials if trial.text in names)
+    alone = (t for t in advice.trials if t.text in {change.text for change in best.changes})
     first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
     change = first.changes[0]
     others = [named(each) for each in best.changes if each.text != change.text]

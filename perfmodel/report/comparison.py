@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import chain
 
@@ -40,6 +41,8 @@ from perfmodel.report.comparison_text import (
 from perfmodel.report.run import parallelism
 from perfmodel.studies.comparison import Comparison, Side, to_csv, to_json
 from perfmodel.studies.run.result import SizeResult
+
+_or_nothing = partial(quantities.or_empty, quantities.percent_column)
 
 
 def fields_table(comparison: Comparison) -> Table:
@@ -150,10 +153,6 @@ def _limited_by(point: SizeResult, *, short: bool) -> str:
     return "compute" if mostly_computes(point) else ", ".join(relief.parts)
 
 
-def _or_nothing(share: float | None) -> str:
-    return "" if share is None else quantities.percent_column(share)
-
-
 def parts_table(comparison: Comparison) -> Table:
     """Where the step of each side goes; with two sides the change too."""
     steps_s = [side.point.breakdown_s for side in comparison.sides]
@@ -214,7 +213,7 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
 def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
     """Throughputs; their unit beside the name where there are many sides of one kind of sample."""
     counts = [quantities.count(side.point.samples_per_s) for side in comparison.sides]
-    units = [f"{quantities.samples_short(side.result)}/s" for side in comparison.sides]
+    units = [f"{side.result.samples.units}/s" for side in comparison.sides]
     if len(set(units)) == 1:
         return (f"throughput, {units[0]}", *counts)
     return ("throughput", *map(" ".join, zip(counts, units, strict=True)))

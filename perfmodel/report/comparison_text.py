@@ -159,9 +159,8 @@ def _direction(ratio: float, more: str, less: str) -> str:
 
 def _percent(ratio: float) -> str:
     value = 100 * abs(ratio - 1)
-    digits = 0 if value >= 10 else 1 if value >= 1 else 2
-    if 99 < value < 100:  # a throughput that is lost is 100 %, a hundredth of it is not
-        digits = 1
+    # a throughput that is lost is 100 %, a hundredth of it is not
+    digits = 2 if value < 1 else 1 if value < 10 or 99 < value < 100 else 0
     return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.common.document import Block, Paragraph, Table, join_applying, paragraphs
 from perfmodel.validate.diagnose import Diagnosis, Explanation
 from perfmodel.validate.suspects import suspect_texts
 
@@ -65,31 +65,32 @@ def _table(diagnosis: Diagnosis) -> Table:
 def _suspects(diagnosis: Diagnosis) -> Iterator[Block]:
     slow, found = diagnosis.slow_from_bytes is not None, diagnosis.suspects
     if not found:
-        if slow:
-            yield Paragraph("None of the faults that were simulated explains it.")
+        yield from paragraphs(
+            ["None of the faults that were simulated explains it."] if slow else []
+        )
         return
     yield Paragraph("Suspects:" if slow else "If it was quicker before, look at:")
     for at, suspect in enumerate(found[:MOST_SUSPECTS], 1):
         yield Paragraph(f"{at}. {_explanation(suspect)}")
         yield from paragraphs(f"   - {_look_at(name)}" for name in suspect.names)
     if not slow:
-        yield Paragraph(
-            "Times bend as with these faults, but within the interval.",
-            "note",
-        )
+        yield Paragraph("Times bend as with these faults, but within the interval.", "note")
 
 
 def _explanation(suspect: Explanation) -> str:
     share = quantities.percent(suspect.explained)
-    alike = ""
-    if len(suspect.names) > 1:
-        alike = (
-            " Times do not tell these apart: repeat the test on single hosts, then on pairs of "
-            "hosts, then with one NIC at a time (NCCL_IB_HCA)."
-        )
     lines = ", ".join(map(str, suspect.lines[:5]))
-    said = f" The log says so in line {lines}." if suspect.lines else ""
-    return f"Explains {share} of the difference.{said}{alike}"
+    return join_applying(
+        (True, f"Explains {share} of the difference."),
+        (suspect.lines, f"The log says so in line {lines}."),
+        (
+            len(suspect.names) > 1,
+            (
+                "Times do not tell these apart: repeat the test on single hosts, then on pairs of "
+                "hosts, then with one NIC at a time (NCCL_IB_HCA)."
+            ),
+        ),
+    )
 
 
 def _look_at(name: str) -> str:

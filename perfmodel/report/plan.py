@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from perfmodel.memo import T, grouped
+from perfmodel.memo import grouped
 from perfmodel.report import plan_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -45,8 +46,7 @@ FEWEST_FAILURES = 10
 """In all simulated trainings together: with fewer the error of their mean says nothing."""
 
 
-def _or_nothing(write: Callable[[T], str], value: T | None) -> str:
-    return NOTHING if value is None else write(value)
+_or_nothing = partial(quantities.or_empty, absent=NOTHING)
 
 
 # Options that can be used have all their parts.

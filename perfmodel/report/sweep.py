@@ -174,9 +174,8 @@ def variant_table(swept: SweepResult, most: int) -> Table:
 
 
 def _ends(answer: Answer) -> tuple[float, float] | None:
-    if answer.low_s is None or answer.high_s is None:
-        return None
-    return answer.low_s, answer.high_s
+    low_s, high_s = answer.low_s, answer.high_s
+    return None if low_s is None or high_s is None else (low_s, high_s)
 
 
 def memory_note(answer: Answer) -> str:
@@ -399,7 +398,8 @@ def sweep_html(swept: SweepResult) -> str:
     name, count = scenarios[0].name if scenarios else "a scenario", len(answered(swept))
     more = f" The first {MOST_PAGE_ROWS} of {count:,}: sweep.csv has all."
     messages = {
-        format_fields(v.set): answer.message for v, answer in failed(swept)[:MOST_PAGE_ROWS]
+        format_fields(v.set): answer.message
+        for v, answer in _with_status(swept, "failed")[:MOST_PAGE_ROWS]
     }
     return render_html(
         f"Sweep: {name}",

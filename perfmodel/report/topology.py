@@ -167,11 +167,9 @@ def write_topology(topology: Topology, path: Path) -> Path:
 
 def topology_html(topology: Topology) -> str:
     """Build the page as one string."""
-    (names, rows), paths = path_matrix(topology), None
-    if len(names) <= _MOST_COLUMNS:
-        table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
-        said = _paths_text({cell for row in rows for cell in row})
-        paths = section("Paths inside a host", said, table)
+    names, rows = path_matrix(topology)
+    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
+    said = _paths_text({cell for row in rows for cell in row})
     device = "process " if has_processes(topology) else "gpu "
     sources = {
         re.sub("^gpu ", device, name): re.sub(
@@ -190,7 +188,7 @@ def topology_html(topology: Topology) -> str:
             " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology)),
             Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology))),
         ),
-        paths,
+        section("Paths inside a host", said, table) if len(names) <= _MOST_COLUMNS else None,
     )
     return render_html(
         topology.name,

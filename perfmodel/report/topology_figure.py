@@ -165,8 +165,7 @@ def draw_topology(
         of `perfmodel.report.topology_layout`, with one host only: that of the bottleneck.
     """
     limiting = [] if point is None else find_limiting(point)
-    if places is None:
-        places = default_places(topology, limiting)
+    places = default_places(topology, limiting) if places is None else places
     links = None if point is None else point.links
     with_traffic, layered = links is not None, has_layers(topology)
     thick = alike(topology, links or (), limiting)
@@ -175,8 +174,8 @@ def draw_topology(
         for cable in cables_between(topology, links, places.keys())
     ]
     groups = grouped((_look(cable, with_traffic=with_traffic), cable) for cable in cables)
-    order = [(name, colour) for _, colour, name in UTILISATION]
-    order += [(name, colour) for colour, name in LINKS.values()]
+    listed = (*((colour, name) for _, colour, name in UTILISATION), *LINKS.values())
+    order = [(name, colour) for colour, name in listed]
     # where it is no link: GPUs that compute, or the host
     limits = "" if point is None else {"compute": "gpu", "host": "cpu"}.get(point.limit, "")
     rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS

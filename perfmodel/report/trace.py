@@ -14,7 +14,6 @@ from perfmodel.report.common.document import (
     Bullets,
     Code,
     Figure,
-    Paragraph,
     Table,
     header,
     paragraphs,
@@ -56,9 +55,9 @@ def title(analysis: TraceAnalysis) -> str:
 
 def headline(analysis: TraceAnalysis) -> str:
     """Say how long the step is, what it waits for, and how well the rebuilt one agrees."""
-    step = f"A step takes {duration(analysis.profile.step_s)}"
-    if not analysis.first.on_cpu and analysis.launch_bound >= LAUNCH_BOUND:
-        step += f"; the GPU waits {quantities.percent(analysis.launch_bound)} of it for the host"
+    is_bound = not analysis.first.on_cpu and analysis.launch_bound >= LAUNCH_BOUND
+    waits = f"; the GPU waits {quantities.percent(analysis.launch_bound)} of it for the host"
+    step = f"A step takes {duration(analysis.profile.step_s)}{waits if is_bound else ''}"
     if analysis.comparison is None:
         return f"{step}."
     return (
@@ -198,9 +197,12 @@ def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
 
 def trace_lines(analysis: TraceAnalysis) -> list[Block]:
     """What ``perfmodel trace`` prints."""
-    blocks: list[Block] = [Paragraph(title(analysis)), *paragraphs(sentences(analysis))]
     table = bucket_table(analysis)
-    return [*blocks, *([table] if table else []), layer_table(analysis)]
+    return [
+        *paragraphs([title(analysis), *sentences(analysis)]),
+        *([table] if table else []),
+        layer_table(analysis),
+    ]
 
 
 PAGE, SUMMARY, TIMELINE = "trace.html", "trace.json", "timeline.json"
@@ -227,8 +229,11 @@ def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
     Returns and raises as `write_report_files`.
     """
     document = to_json(analysis)
-    files: dict[str, object] = {PAGE: trace_html(analysis), SUMMARY: document}
-    files[SPREADSHEET] = spreadsheet(document)
+    files: dict[str, object] = {
+        PAGE: trace_html(analysis),
+        SUMMARY: document,
+        SPREADSHEET: spreadsheet(document),
+    }
     if analysis.comparison is not None:
         first = analysis.first
         files[TIMELINE] = to_kineto(

@@ -116,9 +116,8 @@ def _limit(tuned: TuneResult) -> str:
     """Say that communication is the limit where buckets hide little of what is waited for it."""
     waits_s, step_s = tuned.default.exposed_comm_s, tuned.default.step_time_s
     saved_s = step_s - tuned.best_list.step_time_s
-    if tuned.limit != "communication" or waits_s < COMMUNICATION_BOUND * step_s:
-        return ""
-    if saved_s >= COMMUNICATION_BOUND * waits_s:
+    is_hidden = waits_s < COMMUNICATION_BOUND * step_s or saved_s >= COMMUNICATION_BOUND * waits_s
+    if tuned.limit != "communication" or is_hidden:
         return ""
     return (
         f" Communication is the limit ({tuned.bottleneck}): a step waits "
@@ -213,9 +212,10 @@ def advice(tuned: TuneResult) -> list[str]:
     if robust is not None:
         worst, cap = robust.worst_regret, number(robust.bucket_cap_mb)
         loses = "nothing" if worst < LEAST_RELATIVE_CHANGE else f"at most {_percent(worst)}"
-        safest = f": {cap} MiB; it loses {loses} to the cap that is best then"
-        if most <= worst + SLIGHT_REGRET:
-            safest = ", no cap for all is safer than PyTorch's default"
+        safest = first_applying(
+            (most <= worst + SLIGHT_REGRET, ", no cap for all is safer than PyTorch's default"),
+            (True, f": {cap} MiB; it loses {loses} to the cap that is best then"),
+        )
         said.append(
             f"If communication is as quick or as slow as its {quantities.INTERVAL} allows{safest}."
         )

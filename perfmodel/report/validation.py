@@ -143,11 +143,9 @@ def step_table(steps: Sequence[StepComparison]) -> Table:
 
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:
     """Sentences about what is not counted."""
-    for prediction in predicted:
-        if not prediction.counted:
-            yield f"listed, not counted: {prediction.sweep.id} ({prediction.why_not})"
-    for name, reason in unmatched.items():
-        yield f"not predicted: {name}: {reason}"
+    left_out = (each for each in predicted if not each.counted)
+    yield from (f"listed, not counted: {each.sweep.id} ({each.why_not})" for each in left_out)
+    yield from (f"not predicted: {name}: {reason}" for name, reason in unmatched.items())
 
 
 def points_csv(predicted: Sequence[SweepPrediction]) -> str:
@@ -274,10 +272,6 @@ def write_validation(validation: Validation, folder: Path) -> Path:
 
 
 COLOURS = CYCLE[:6]
-_LEAD = (
-    "Fitted time over measured time, less one: above zero the profile is slower than what was "
-    "measured. A line for each number of ranks, or for each file of a table."
-)
 
 
 def write_residuals(profile: Profile, path: Path) -> Path:
@@ -300,7 +294,8 @@ def write_residuals(profile: Profile, path: Path) -> Path:
             ),
             section(
                 "Fitted against measured",
-                _LEAD,
+                "Fitted time over measured time, less one: above zero the profile is slower than "
+                "what was measured. A line for each number of ranks, or for each file of a table.",
                 Figure(draw_residuals(profile), "residuals", "Lines: error of the fit by size"),
             ),
         ],

@@ -30,6 +30,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import Drawing, pack
 from perfmodel.report.common.palette import DARK, QUIET_INK, channels
+from perfmodel.report.common.quantities import SPACE
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -54,8 +55,6 @@ _PLAIN = {"\\u003e": ">", "\\u002f": "/", "\\u00a0": "\N{NO-BREAK SPACE}"}
 
 _URL = re.compile(r"(https?://[^\s<>\"')\]]+[^\s<>\"')\].,;])")
 
-_QUOTED = re.compile(r"`([^`\n]+)`")
-_JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
 _LONG_ROWS = 16
 """Rows from which a table may go on on the next sheet of paper."""
 
@@ -195,12 +194,11 @@ def _class(style: str) -> str:
 
 def _tile(tile: Tile) -> str:
     # a long number may leave its unit to the next line: a phone would break within the unit
-    figure = tile.figure
-    if len(figure) > _TILE_LETTERS:
-        figure = figure.replace("\N{NO-BREAK SPACE}", " ")
+    space = " " if len(tile.figure) > _TILE_LETTERS else SPACE
     return (
         f"<div{_class(f'tile {tile.style}'.strip())}><span>{escape(tile.title)}</span>"
-        f"<strong>{escape(figure)}</strong><small>{escape(tile.note)}</small></div>"
+        f"<strong>{escape(tile.figure.replace(SPACE, space))}</strong>"
+        f"<small>{escape(tile.note)}</small></div>"
     )
 
 
@@ -215,7 +213,8 @@ def _table(block: Table) -> str:
     def cell(value: str, style: str, tag: str) -> str:
         text = escape(value)
         if tag == "th" or block.wraps or style == "w":
-            text = _JOINT.sub(r"\g<0><wbr>", text)  # names of fields break at their joints
+            # names of fields break at their joints
+            text = re.sub(r"(?<=[A-Za-z])[._](?=[A-Za-z])", r"\g<0><wbr>", text)
         return f"<{tag}{style and f' class={style}'}>{text}</{tag}>"
 
     def cells(values: Sequence[str], tag: str) -> str:
@@ -247,7 +246,7 @@ def _with_links(text: str) -> str:
 
 def _prose(text: str) -> str:
     """Escape a text, with what stands between backquotes as code."""
-    return _QUOTED.sub(r"<code>\1</code>", escape(text))
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
 
 
 # ---------------------------------------------------------------- figures

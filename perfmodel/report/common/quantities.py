@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from perfmodel.memo import T
 from perfmodel.report.common.document import first_applying
 from perfmodel.units import TIMES
 
@@ -19,7 +20,6 @@ INTERVAL = f"80{SPACE}% interval"
 MINUS = "\N{MINUS SIGN}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 _RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
-_LARGE = re.compile(r"\b\d{4,}\b")
 _DURATIONS = tuple(
     (name, TIMES[unit])
     for name, unit in (("ns", "ns"), ("\N{MICRO SIGN}s", "us"), ("ms", "ms"), ("s", "s"))
@@ -103,9 +103,9 @@ def signed(value: float, write: Callable[[float], str]) -> str:
     return f"{'+' if value >= 0 else MINUS}{write(abs(value))}"
 
 
-def or_empty(write: Callable[[float], str], value: float | None) -> str:
-    """Write a value in a cell of a table that is empty where there is none."""
-    return "" if value is None else write(value)
+def or_empty(write: Callable[[T], str], value: T | None, absent: str = "") -> str:
+    """Write a value in a cell of a table that is empty, or says `absent`, where there is none."""
+    return absent if value is None else write(value)
 
 
 def operation(op: str) -> str:
@@ -115,12 +115,7 @@ def operation(op: str) -> str:
 
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
-    return _LARGE.sub(lambda number: f"{int(number[0]):,}", result.samples.plural)
-
-
-def samples_short(result: Result) -> str:
-    """Name of samples in one plural word: "images", "sequences"."""
-    return result.samples.units
+    return re.sub(r"\b\d{4,}\b", lambda number: f"{int(number[0]):,}", result.samples.plural)
 
 
 def gpus(number: int) -> str:
@@ -148,7 +143,7 @@ def headline(result: Result) -> str:
         verb, begin = "would train", f"{may} not fit in {place}. If it {does}, "
     linear = f", {percent(main.scaling_efficiency)} of linear scaling"
     return (
-        f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
+        f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {result.samples.units}/s"
         f"{'' if main.gpus == result.efficiency_base else linear}; a step takes "
         f"{duration(main.step_time_s)}, {waiting(main)}."
     )
@@ -180,10 +175,8 @@ def limit(point: SizeResult) -> str:
     if relief is None:
         return ""
     single = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
-    path, alone = link_path(point), ""
-    if len(relief.parts) > 1 and single:
-        most = percent_column(max(0.0, *single) / point.step_time_s)
-        alone = f"; no part alone saves more than {most}"
+    path, most = link_path(point), percent_column(max([0.0, *single]) / point.step_time_s)
+    alone = f"; no part alone saves more than {most}" if len(relief.parts) > 1 and single else ""
     return (
         f"With {relief.what} a step would take "
         f"{percent_column(relief.saves_s / point.step_time_s)} less"

@@ -54,7 +54,11 @@ Sheet = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 
 
 def _sheets(document: Mapping[str, Any]) -> Iterator[Sheet]:
-    lists = {name: value for name, value in document.items() if _is_list(value)}
+    lists = {
+        name: value
+        for name, value in document.items()
+        if isinstance(value, list) and value and isinstance(value[0], Mapping | str)
+    }
     tables = {name: rows for name, rows in lists.items() if isinstance(rows[0], Mapping)}
     grounds = {name: document[name] for name in _GROUNDS & document.keys()}
     said = {name: value for name, value in document.items() if name not in {*lists, *grounds}}
@@ -75,11 +79,6 @@ def _sheets(document: Mapping[str, Any]) -> Iterator[Sheet]:
     nearest = (document.get("evidence") or {}).get("nearest", ())
     facts += [(f"record: {near['record']}", near["source"]) for near in nearest]
     yield "sources", ("what", "source"), facts
-
-
-def _is_list(value: object) -> bool:
-    """Whether a value is a list of rows or of sentences."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping | str)
 
 
 def _flatten(value: object, name: str) -> Iterator[tuple[str, object]]:

@@ -184,9 +184,9 @@ def _degrees(scenario: Scenario) -> Iterator[Counted]:
         ("context", "Context degree", parallel.context.degree, section("context", "degree")),
         ("expert", "Expert degree", parallel.expert, lambda each: {"parallel.expert": each}),
     )
-    for key, name, own, settings in rows:
-        if own > 1:
-            yield key, name, own, quantities.gpus, settings
+    return (
+        (key, name, own, quantities.gpus, settings) for key, name, own, settings in rows if own > 1
+    )
 
 
 # ---------------------------------------------------------------- GPUs
@@ -297,9 +297,8 @@ def _cap_axis(scenario: Scenario, result: Result) -> Iterator[Axis]:
     options = ddp_options(scenario.strategy)
     if options.bucket_caps:
         return
-    first = options.first_bucket
-    if options.bucket_cap is None and first is None:
-        first = FIRST_BUCKET_BYTES  # naming a cap would drop it
+    usual = FIRST_BUCKET_BYTES if options.bucket_cap is None else None  # naming a cap would drop it
+    first = usual if options.first_bucket is None else options.first_bucket
     own = options.bucket_cap or float(DEFAULT_CAP_BYTES)
     whole = math.ceil(total / MIB) * float(MIB)
     caps = sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, own})

@@ -195,8 +195,10 @@ def corners(place: Place) -> Iterator[tuple[Point, float]]:
         ((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),)
         for low, share in ((math.floor(at), at - math.floor(at)) for at in place)
     )
-    for chosen in itertools.product(*ends):
-        yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
+    return (
+        (tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen))
+        for chosen in itertools.product(*ends)
+    )
 
 
 def _points_of(axes: Sequence[Axis], groups: Groups) -> set[Point]:

@@ -217,7 +217,7 @@ def _tile(result: Result, name: str, title: str, look: str) -> str:
     interval = '<small id="explorer-interval"></small>' if name == "step" else ""
     return (
         f'<div class="tile {look}"><span>'
-        f"{escape(title.format(samples=quantities.samples_short(result)))}</span>"
+        f"{escape(title.format(samples=result.samples.units))}</span>"
         f'<strong id="explorer-{name}"></strong>'
         f'<small id="explorer-{name}-change"></small>{interval}</div>'
     )

@@ -136,32 +136,33 @@ def events_section(point: SizeResult) -> Section | None:
     cost = point.disturbance
     if cost is None:
         return None
-    blocks: list[Block] = [_events(cost), *paragraphs([explain_devices(cost)], "hint")]
-    if len(cost.steps_s) > 1:
-        blocks += [
-            Heading("Step by step"),
-            Figure(draw_steps(cost), "steps", "Duration of each counted step"),
-        ]
-    if cost.jobs:
-        blocks += [
-            Heading("The other jobs"),
-            tabulate(
-                cost.jobs,
-                (
-                    ("Job", lambda job: job.name),
-                    (">GPUs", lambda job: f"{job.gpus:,}"),
-                    (">Step", lambda job: quantities.duration(job.step_time_s)),
-                    (">Step alone", lambda job: quantities.duration(job.alone_s)),
-                    (
-                        ">Slower by",
-                        lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
-                    ),
-                ),
+    jobs = tabulate(
+        cost.jobs,
+        (
+            ("Job", lambda job: job.name),
+            (">GPUs", lambda job: f"{job.gpus:,}"),
+            (">Step", lambda job: quantities.duration(job.step_time_s)),
+            (">Step alone", lambda job: quantities.duration(job.alone_s)),
+            (
+                ">Slower by",
+                lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
             ),
-        ]
-    if cost.waits:
-        blocks += [Heading("Who waits for whom"), *_waits(point, cost)]
-    return section("What happens around it, and what it costs", lead(point, cost), *blocks)
+        ),
+    )
+    drawn = "Duration of each counted step"
+    return section(
+        "What happens around it, and what it costs",
+        lead(point, cost),
+        _events(cost),
+        *paragraphs([explain_devices(cost)], "hint"),
+        *(
+            [Heading("Step by step"), Figure(draw_steps(cost), "steps", drawn)]
+            if len(cost.steps_s) > 1
+            else []
+        ),
+        *([Heading("The other jobs"), jobs] if cost.jobs else []),
+        *([Heading("Who waits for whom"), *_waits(point, cost)] if cost.waits else []),
+    )
 
 
 def _events(cost: DisturbanceCost) -> Table:
@@ -183,9 +184,8 @@ def _events(cost: DisturbanceCost) -> Table:
 def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
     waited = [wait for wait in cost.waits if wait.longest_s > 0]
     together, groups = len(cost.waits) - len(waited), group_waits(waited)
-    shown = list(groups.items())
-    if len(groups) > MOST_WAITS_LISTED:
-        shown = sorted(shown, key=lambda row: -_waited_s(row[1]))[:MOST_WAITS_LISTED]
+    longest = sorted(groups.items(), key=lambda row: -_waited_s(row[1]))[:MOST_WAITS_LISTED]
+    shown = longest if len(groups) > MOST_WAITS_LISTED else groups.items()
     said = join_applying(
         (True, waiting(point, cost) or "Nobody waits long for anybody."),
         (

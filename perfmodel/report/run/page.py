@@ -100,9 +100,8 @@ def write_report(
         SPREADSHEET: spreadsheet(document),
         "summary.csv": result.summary.to_csv(index=False),
         "sizes.csv": sizes_csv(result),
+        **({"buckets.csv": buckets_csv(result)} if result.main.buckets else {}),
     }
-    if result.main.buckets:
-        files["buckets.csv"] = buckets_csv(result)
     if images is not None:
         drawn = render(pictures(result), images)
         files |= {f"images/{name}": image for name, image in drawn.items()}
@@ -269,12 +268,20 @@ def _buckets(point: SizeResult) -> Section | None:
     if not point.buckets:
         return None
     last_s = max(bucket.end_s for bucket in point.buckets)
-    lead = (
-        f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last_s)} after "
-        "the step began. Wait is the time between ready and start, behind earlier buckets."
+    lead = join_applying(
+        (
+            True,
+            (
+                f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last_s)} "
+                "after the step began. Wait is the time between ready and start, behind earlier "
+                "buckets."
+            ),
+        ),
+        (
+            len(point.buckets) > _BUCKETS_LISTED,
+            f"The first {_BUCKETS_LISTED} are listed; result.json holds all of them.",
+        ),
     )
-    if len(point.buckets) > _BUCKETS_LISTED:
-        lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
 
     def ends_of(names: Sequence[str]) -> str:
         return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)

@@ -168,10 +168,15 @@ def layout_section(point: SizeResult, *blocks: Block) -> Section | None:
     use = point.parallel_layout
     if use is None:
         return None
-    tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
-    if use.stages:
-        tables += [stages_table(point, use), *paragraphs(_stage_hints(point, use), "hint")]
-    return section("How the model is split", " ".join(lines(point)), *blocks, *tables)
+    return section(
+        "How the model is split",
+        " ".join(lines(point)),
+        *blocks,
+        dimensions_table(use),
+        Paragraph(DIMENSIONS_HINT, "hint"),
+        stages_table(point, use) if use.stages else None,
+        *paragraphs(_stage_hints(point, use) if use.stages else (), "hint"),
+    )
 
 
 _TITLES = {
@@ -313,17 +318,20 @@ def servers_section(point: SizeResult) -> Section | None:
     use = point.server_use
     if use is None:
         return None
-    late: list[Block] = []
-    if use.mode != "synchronous":
-        caption = "Share of gradients by how many updates late they are"
-        drawn = Figure(draw_staleness(use.staleness), "staleness", caption)
-        late = [Heading("How late gradients are"), drawn]
+    caption = "Share of gradients by how many updates late they are"
     more = len(use.servers) - MOST_SERVERS_LISTED
     return section(
         "Parameter servers",
         f"{_updates(use)} {_waiting(use)}",
         Paragraph(_staleness(use)),
-        *late,
+        *(
+            []
+            if use.mode == "synchronous"
+            else [
+                Heading("How late gradients are"),
+                Figure(draw_staleness(use.staleness), "staleness", caption),
+            ]
+        ),
         Heading("How busy the servers are"),
         tabulate(
             list(zip(use.servers, use.server_busy, strict=True))[:MOST_SERVERS_LISTED],

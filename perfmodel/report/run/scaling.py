@@ -12,7 +12,6 @@ from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
-    Block,
     Box,
     Bullets,
     Figure,
@@ -101,7 +100,7 @@ def findings(result: Result) -> list[str]:
                 best is not result.main,
                 (
                     f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
-                    f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
+                    f"{quantities.count(best.samples_per_s)} {result.samples.units}/s"
                     f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
                 ),
             ),
@@ -194,11 +193,15 @@ def scaling_section(result: Result) -> Section:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
     moved = [number for number, size in enumerate(size_gains(result)) if size.moved]
     hints = sizes.hints(result) + (["A line marks where the bottleneck changes."] if moved else [])
-    curve: list[Block] = []
-    if len(result.points) > 1:
-        curve = [Bullets(findings(result), "findings"), *_figures(result), Heading("All sizes")]
-    table = sizes.sizes_table(result, moved)
-    return section("Scaling", basis(result), *curve, table, *paragraphs([" ".join(hints)], "hint"))
+    several = len(result.points) > 1
+    return section(
+        "Scaling",
+        basis(result),
+        *([Bullets(findings(result), "findings"), *_figures(result)] if several else []),
+        Heading("All sizes") if several else None,
+        sizes.sizes_table(result, moved),
+        *paragraphs([" ".join(hints)], "hint"),
+    )
 
 
 def _figures(result: Result) -> list[Box]:
@@ -447,7 +450,7 @@ def _hover(result: Result) -> list[str]:
     def ends(interval: Range | None, write: Callable[[float], str]) -> str:
         return "" if interval is None else f" ({quantities.span(*interval, write)})"
 
-    unit, none = escape(quantities.samples_short(result)), f"no interval: {quantities.NO_INTERVAL}"
+    unit, none = escape(result.samples.units), f"no interval: {quantities.NO_INTERVAL}"
     return [
         f"<b>{quantities.gpus(point.gpus)}</b> on {quantities.nodes(point.nodes)}<br>"
         f"{quantities.count(point.samples_per_s)} {unit}/s{ends(row.samples, quantities.count)}<br>"

@@ -218,7 +218,7 @@ def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
             lambda row: quantities.span_or("none", row.point.interval_s, quantities.duration),
         ),
         (
-            f">{quantities.samples_short(result)}/s",
+            f">{result.samples.units}/s",
             lambda row: quantities.count(row.point.samples_per_s),
         ),
         (interval, lambda row: quantities.span_or("none", row.samples, quantities.count)),

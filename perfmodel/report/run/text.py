@@ -72,7 +72,7 @@ def result_lines(result: Result) -> list[Block]:
             (">GPUs", lambda point: f"{point.gpus:,}"),
             (">step", lambda point: quantities.duration(point.step_time_s)),
             (
-                f">{quantities.samples_short(result)}/s",
+                f">{result.samples.units}/s",
                 lambda point: quantities.count(point.samples_per_s),
             ),
             (">efficiency", lambda point: quantities.percent_column(point.scaling_efficiency))

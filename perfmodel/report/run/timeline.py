@@ -353,8 +353,7 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     for key in sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key]))):
         (rank_class, stream), role = key, roles[key]
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
-        title = f"{rank_class}: " if len(classes) > 1 else ""
-        title += _COPY.sub("copies", name)
+        title = f"{f'{rank_class}: ' if len(classes) > 1 else ''}{_COPY.sub('copies', name)}"
         for number, lane in enumerate(assign_lanes(streams[key]), 1):
             drawn = _bars(lane, origin, gap_s)
             if len(drawn) > _MOST_BARS:

@@ -93,7 +93,6 @@ def test_a_small_part_of_a_long_step_is_no_hidden_communication(
 def test_samples_of_many_words(result: Result) -> None:
     tokens = replace(result, samples=sequence_of(512))
     assert quantities.samples(tokens) == "sequences of 512 tokens"
-    assert quantities.samples_short(tokens) == "sequences"
 
 
 def test_missing_interval_is_said_and_a_known_one_shown(with_main: Callable[..., Result]) -> None:
