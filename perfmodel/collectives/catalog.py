@@ -150,8 +150,9 @@ def operations(algorithm: str) -> tuple[str, ...]:
     name = algorithm.replace("-", "_")
     done = tuple(op for op, rows in ALGORITHMS.items() if name in rows)
     if not done:
-        allowed = allowed_names(algorithms(), algorithm)
-        raise InputError(Fault("algorithm", repr(algorithm), allowed))
+        raise InputError(
+            Fault("algorithm", repr(algorithm), allowed_names(algorithms(), algorithm))
+        )
     return done
 
 

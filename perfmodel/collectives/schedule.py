@@ -301,8 +301,9 @@ def _chunk_sizes(
         chunks = max(highest + 1, 2 * ranks if collective == "all_to_all" else 1)
     if not isinstance(chunks, int | np.integer):
         is_text = isinstance(chunks, str) or not isinstance(chunks, Sequence | np.ndarray)
-        allowed = "a whole number of equal chunks, or the bytes of each"
-        refuse_if(is_text, "chunks", repr(chunks), allowed)
+        refuse_if(
+            is_text, "chunks", repr(chunks), "a whole number of equal chunks, or the bytes of each"
+        )
         return np.asarray(chunks, dtype=np.int64)
     refuse_if(chunks < 1, "chunks", str(chunks), "1 or more")
     if collective == "all_to_all":  # output and scratch beside the input
@@ -315,8 +316,9 @@ def _check_sends(tables: Sequence[IntArray], ranks: int, sizes: IntArray, owners
     """Raise `InputError` for ranks and chunks that there are not."""
     faults: list[Fault] = []
     if len(owners) != len(sizes) or not ((owners >= -1) & (owners < ranks)).all():
-        allowed = f"a rank for each of the {len(sizes)} chunks"
-        faults.append(Fault("owner", str(owners.tolist()), allowed))
+        faults.append(
+            Fault("owner", str(owners.tolist()), f"a rank for each of the {len(sizes)} chunks")
+        )
     for number, table in enumerate(tables):
         src, dst, chunk, adds, into = table.T
         for ends in (src, dst):

@@ -109,8 +109,9 @@ def verify(
         buffers = _split_chunks(schedule, start)
         _execute(sends, buffers, rng)
         _check(schedule, buffers, start, total)
-    places = schedule.ranks + schedule.switches
-    sent = np.bincount(sends.src, weights=sends.nbytes, minlength=places)[: schedule.ranks]
+    sent = np.bincount(
+        sends.src, weights=sends.nbytes, minlength=schedule.ranks + schedule.switches
+    )[: schedule.ranks]
     return Verified(len(sends), int(sent.max()), orders)
 
 

@@ -440,8 +440,9 @@ def _words(tuned: TuneResult, choice: Choice) -> dict[str, Words]:
             "first_bucket": None,
             "bucket_caps": None if listed is None else tuple(each * MIB for each in listed),
         }
-        strategy = scenario.strategy.model_copy(update=caps)
-        scenario = scenario.model_copy(update={"strategy": strategy})
+        scenario = scenario.model_copy(
+            update={"strategy": scenario.strategy.model_copy(update=caps)}
+        )
     return words_of(scenario, tuned.gpus, tuned.nodes)
 
 

@@ -159,8 +159,9 @@ class GroupFinder:
                 best = self._best_of(alike, op, nbytes, columns)
                 if best is not None:
                     if columns is _ROUTES:
-                        own = [distinct_edges(lowered) for lowered, _ in best]
-                        known.append(alike.renumbered(own))
+                        known.append(
+                            alike.renumbered([distinct_edges(lowered) for lowered, _ in best])
+                        )
                     return (known[-1] if columns is _ROUTES else alike), best
         alike = self._arrange(op, nbytes, tuple(groups()))
         if len(alike.groups) > 1:  # edges of a single group may be large
@@ -190,8 +191,9 @@ class GroupFinder:
                 placed[group] = Sample(group, root, own, is_alone=True), own
         numbers: dict[Sample, int] = {}
         of = [numbers.setdefault(placed[group][0], len(numbers)) for group, _ in groups]
-        edges = tuple(placed[group][1] for group, _ in groups)
-        return AlikeGroups(groups, tuple(numbers), tuple(of), edges)
+        return AlikeGroups(
+            groups, tuple(numbers), tuple(of), tuple(placed[group][1] for group, _ in groups)
+        )
 
     def _place_alike(
         self, op: str, nbytes: int, groups: Sequence[tuple[RankGroup, int]]
@@ -208,8 +210,9 @@ class GroupFinder:
         )
         placed: dict[RankGroup, tuple[Sample, tuple[Edges, ...]]] = {}
         for shape, members in by_shape.items():
-            samples = self.samples.setdefault((op, nbytes, shape), [])
-            self._place_shape(op, nbytes, dict(members), samples, placed)
+            self._place_shape(
+                op, nbytes, dict(members), self.samples.setdefault((op, nbytes, shape), []), placed
+            )
         return placed
 
     def _place_shape(

@@ -189,8 +189,9 @@ class UncontendedTimer:
             return max((self.best("send", nbytes, pair) for pair in pairs), key=itemgetter(1))
         if key not in self._best:
             candidates = self._candidates(key)
-            timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
-            self._best[key] = min(timed, key=itemgetter(1))
+            self._best[key] = min(
+                [(lowered, self.time_s(lowered)) for lowered in candidates], key=itemgetter(1)
+            )
             for lowered in candidates:
                 if lowered is not self._best[key][0]:  # arrays of those not chosen may be large
                     self._found.pop(lowered, None)
@@ -340,8 +341,9 @@ class UncontendedTimer:
         """
 
         def find() -> tuple[Stage, ...]:
-            stages = joined_stages(lowered.stages)
-            return tuple(self._with_early_arrivals(lowered, stage) for stage in stages)
+            return tuple(
+                self._with_early_arrivals(lowered, stage) for stage in joined_stages(lowered.stages)
+            )
 
         return once(self._found[lowered], "legs", find)
 
@@ -392,12 +394,14 @@ def hidden_s(
     if schedule.algorithm != "chain" or op not in {"broadcast", "reduce"} or hops < 2:
         return 0.0
     chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
-    piece = min(schedule.nbytes, PIECE_BYTES * chains)
-    pieces = lower_collective(timer.machine, op, piece, group, algorithm="chain")
+    pieces = lower_collective(
+        timer.machine, op, min(schedule.nbytes, PIECE_BYTES * chains), group, algorithm="chain"
+    )
     first = next((each for each in pieces if each.protocol == lowered.protocol), None)
     if first is None:
         return 0.0
     travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
-    stages = timer.legs(lowered)
-    busiest_s = max(float(np.max(stage_bytes(lowered, s) / timer.rates(s))) for s in stages)
+    busiest_s = max(
+        float(np.max(stage_bytes(lowered, s) / timer.rates(s))) for s in timer.legs(lowered)
+    )
     return max(0.0, min(travel_s, timer.time_s(lowered) - lowered.launch_s - busiest_s))

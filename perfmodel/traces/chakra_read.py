@@ -323,8 +323,9 @@ def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[Trace
     """Sort nodes behind all that they depend on; of those that are free, the lowest first."""
     by_number, sorter = {node.number: node for node in nodes}, TopologicalSorter[int]()
     allowed = "nodes with numbers of their own that depend on others without a circle"
-    is_twice = len(by_number) < len(nodes)
-    refuse_if(is_twice, "trace", f"rank {rank}: a number twice", allowed, str(folder))
+    refuse_if(
+        len(by_number) < len(nodes), "trace", f"rank {rank}: a number twice", allowed, str(folder)
+    )
     for node in nodes:
         before = {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
         sorter.add(node.number, *before)

@@ -115,8 +115,9 @@ def _round(
     src: IntArray, dst: IntArray, src_chunk: IntArray, dst_chunk: IntArray, block: int
 ) -> Round:
     zeros = np.zeros(len(src), dtype=np.int64)
-    keeps = np.zeros(len(src), dtype=np.bool_)
-    return Round(src, dst, src_chunk, dst_chunk, zeros + block, zeros, keeps)
+    return Round(
+        src, dst, src_chunk, dst_chunk, zeros + block, zeros, np.zeros(len(src), dtype=np.bool_)
+    )
 
 
 def _schedule(

@@ -33,8 +33,9 @@ def all_reduce(
 
     Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
-    table = group_table(check_ranks(ranks), groups)
-    return _two_level("hierarchical", table, ranks, nbytes, itemsize)
+    return _two_level(
+        "hierarchical", group_table(check_ranks(ranks), groups), ranks, nbytes, itemsize
+    )
 
 
 def torus(
@@ -68,8 +69,9 @@ def torus(
             f"a torus of {rows} rows x {columns} columns; allowed: rows x columns = {ranks} ranks",
         )
     )
-    table = np.arange(ranks, dtype=np.int64).reshape(rows, columns)
-    return _two_level("torus", table, ranks, nbytes, itemsize)
+    return _two_level(
+        "torus", np.arange(ranks, dtype=np.int64).reshape(rows, columns), ranks, nbytes, itemsize
+    )
 
 
 def _two_level(algorithm: str, table: IntArray, ranks: int, nbytes: int, itemsize: int) -> Schedule:

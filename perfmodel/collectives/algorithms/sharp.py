@@ -108,8 +108,9 @@ def _one_node(
     collective: str, ranks: int, nbytes: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
     nodes = switched_nodes(np.arange(check_ranks(ranks), dtype=np.int64)[None, :], None, collective)
-    pieces = pieces_of(nbytes, ranks, piece_bytes, itemsize)
-    return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
+    return over_nodes(
+        nodes, nbytes, pieces=pieces_of(nbytes, ranks, piece_bytes, itemsize), itemsize=itemsize
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,6 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
         reduces=nodes.adds,
         part=nodes.head,
     )
-    owner = np.tile(np.arange(nodes.heads), nodes.trees * pieces)
     return concatenate(
         [pattern],
         nodes.collective,
@@ -246,7 +246,9 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
         nbytes,
         itemsize,
         sizes,
-        owner=None if nodes.collective == "all_reduce" else owner,
+        owner=None
+        if nodes.collective == "all_reduce"
+        else np.tile(np.arange(nodes.heads), nodes.trees * pieces),
         switches=2 * nodes.nodes,
     )
 

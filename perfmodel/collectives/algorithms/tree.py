@@ -191,8 +191,9 @@ def double_binary_tree(
     order = np.lexsort((~trees.up, trees.channel))  # tree after tree
     columns = ("src", "dst", "channel", "first", "up")
     trees = replace(trees, **{name: getattr(trees, name)[order] for name in columns})
-    pieces = pieces_of(nbytes, 2, piece_bytes, itemsize)
-    return forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    return forest_all_reduce(
+        trees, nbytes, pieces=pieces_of(nbytes, 2, piece_bytes, itemsize), itemsize=itemsize
+    )
 
 
 def group_table(ranks: int, groups: Sequence[Sequence[int]] | None) -> IntArray:

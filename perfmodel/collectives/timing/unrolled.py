@@ -101,8 +101,9 @@ class UnrolledPhases:
     @cached_property
     def least_bytes(self) -> FloatArray:
         """Least that each edge sends at once, contiguous; shape (edges,)."""
-        least = np.min([phase.nbytes for phase in self.phases], axis=0)
-        return np.ascontiguousarray(least, dtype=np.float64)
+        return np.ascontiguousarray(
+            np.min([phase.nbytes for phase in self.phases], axis=0), dtype=np.float64
+        )
 
     @cached_property
     def are_trees(self) -> bool:

@@ -173,8 +173,9 @@ class Clocks:
         if before is not None and self._steps_through:
             return before
         found = fold(self.course, rows, before)
-        is_large = found.size * ALIKE_TO_FOLD > self.course.edges
-        self._steps_through = self.loops is not None and is_large
+        self._steps_through = (
+            self.loops is not None and found.size * ALIKE_TO_FOLD > self.course.edges
+        )
         return Fold(self.course, slice(None), slice(None)) if self._steps_through else found
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
@@ -205,8 +206,9 @@ class Clocks:
         course = self._fold.course
         works, last = course.sends > 0, (course.sends - 1) % course.depth
         landed_s = np.where(works, stand.delivered[last, np.arange(course.edges)], 0.0)
-        wire_s = float(stand.free[works].max(initial=0.0))
-        return CompletionTimes(wire_s, landed_s[self._fold.place])
+        return CompletionTimes(
+            float(stand.free[works].max(initial=0.0)), landed_s[self._fold.place]
+        )
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left, without stepping through the sends.
@@ -297,8 +299,9 @@ class OneStep:
     def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
-        none = np.zeros(len(whole))
-        return np.asarray(np.divide(self._left_bytes, whole, out=none, where=whole > 0))
+        return np.asarray(
+            np.divide(self._left_bytes, whole, out=np.zeros(len(whole)), where=whole > 0)
+        )
 
     def _leaves_s(self) -> FloatArray:
         """When each edge has sent its bytes if nothing changes any more; shape (edges,)."""

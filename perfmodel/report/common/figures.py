@@ -96,8 +96,9 @@ def new_figure(
 
 def add_note(figure: Drawing, text: str, **place: Any) -> None:
     """Write small quiet text into a figure, without an arrow."""
-    font = {"size": 12, "color": QUIET_INK}
-    figure.add_annotation(**({"text": text, "showarrow": False, "font": font} | place))
+    figure.add_annotation(
+        **({"text": text, "showarrow": False, "font": {"size": 12, "color": QUIET_INK}} | place)
+    )
 
 
 def bars(

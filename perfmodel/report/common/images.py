@@ -104,8 +104,9 @@ async def _render(drawn: Mapping[str, Drawing], kind: ImageFormat) -> dict[str, 
         async with kaleido.Kaleido(n=1, timeout=_TIMEOUT_S, mathjax=False) as browser:
             for name, figure in drawn.items():
                 size = {"format": kind, "width": WIDTH, "height": figure.layout.height}
-                image = await browser.calc_fig(figure, {**size, "scale": _SHARPNESS[kind]})
-                images[f"{name}.{kind}"] = image
+                images[f"{name}.{kind}"] = await browser.calc_fig(
+                    figure, {**size, "scale": _SHARPNESS[kind]}
+                )
     except (
         errors.ChromeNotFoundError,
         errors.BrowserFailedError,

@@ -44,8 +44,9 @@ def spreadsheet(document: Mapping[str, Any]) -> bytes | None:
             sheet.set_column(0, len(heads), 18)
             sheet.write_row(0, 0, heads, bold)
             for at, row in enumerate(rows, 1):
-                cut = (v[:_MOST_CHARACTERS] if isinstance(v, str) else v for v in row)
-                sheet.write_row(at, 0, cut)
+                sheet.write_row(
+                    at, 0, (v[:_MOST_CHARACTERS] if isinstance(v, str) else v for v in row)
+                )
     return content.getvalue()
 
 

@@ -90,8 +90,9 @@ def _make_axis(
     """Yield a slider over the stops that the scenario can be prepared with, if there are two."""
     possible = [stop for stop in stops if stop.value == own or _takes(scenario, stop.settings)]
     if len(possible) > 1:
-        baseline = [stop.value for stop in possible].index(own)
-        yield Axis(key, name, place_stops(possible, ()), baseline)
+        yield Axis(
+            key, name, place_stops(possible, ()), [stop.value for stop in possible].index(own)
+        )
 
 
 # ---------------------------------------------------------------- hook
@@ -351,8 +352,9 @@ def _network_axis(
             return Stop(at, times, factor, settings)
         return Stop(at, write(nominal * (own * factor)), factor, settings, times)
 
-    stops = stops_with_between(factors, stop)
-    return Axis(kind, f"Network {kind} per adapter", stops, factors.index(1.0))
+    return Axis(
+        kind, f"Network {kind} per adapter", stops_with_between(factors, stop), factors.index(1.0)
+    )
 
 
 # ---------------------------------------------------------------- network

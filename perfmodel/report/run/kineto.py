@@ -346,8 +346,9 @@ def _track_events(
         if span.bucket is not None:
             details["bucket"] = span.bucket
         if span.kind in HOST_KINDS:
-            args = {"External id": placed.number} | details
-            yield _complete("cpu_op", name, place, times_ns, args)
+            yield _complete(
+                "cpu_op", name, place, times_ns, {"External id": placed.number} | details
+            )
             continue
         if span.kind == "communication":
             # messages to and from servers have no operation

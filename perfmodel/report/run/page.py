@@ -103,8 +103,9 @@ def write_report(
         **({"buckets.csv": buckets_csv(result)} if result.main.buckets else {}),
     }
     if images is not None:
-        drawn = render(pictures(result), images)
-        files |= {f"images/{name}": image for name, image in drawn.items()}
+        files |= {
+            f"images/{name}": image for name, image in render(pictures(result), images).items()
+        }
     path, first_rank = write_report_files(folder, files), result.timeline.first_rank
     # Perfetto shows all ranks in one file; HolisticTraceAnalysis takes one for each.
     places: dict[str, str | None] = {"timeline.json": None}

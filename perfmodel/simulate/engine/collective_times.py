@@ -72,8 +72,9 @@ class TimesAlone:
         total = zero_counters(len(self.timer.machine.topology.arcs))
         for work, times in self._uses.items():
             single = self._cache[work][1]
-            many = LinkCounters(times * single.wire_bytes, times * single.payload_bytes)
-            total = sum_counters(total, many)
+            total = sum_counters(
+                total, LinkCounters(times * single.wire_bytes, times * single.payload_bytes)
+            )
         return total
 
 
@@ -109,8 +110,9 @@ class TimesAmongOthers:
         classes = ", ".join(task.rank_class for task in tasks[:4])
         self._in_progress = (f"{tasks[0].name} ({classes})",)
         try:
-            groups = groups_of(self._plan, work)
-            ended = self._network.collective(work.op, work.nbytes, groups, work.root, work.times)
+            ended = self._network.collective(
+                work.op, work.nbytes, groups_of(self._plan, work), work.root, work.times
+            )
         except TopologyError as error:
             raise SimulationError(f"{self._in_progress[0]} cannot start: {error}") from error
         begun_s = self._env.now

@@ -251,8 +251,9 @@ class _Loops:
     def _push(self, number: int, iteration: int, exchange: int) -> None:
         """Send what a worker has for a server, after its own work on it."""
         spec, ready_s = self.plan.exchanges[exchange], self.env.now
-        server = self.plan.servers[spec.server].device
-        connection = self._connection(self._ends[number], server, number)
+        connection = self._connection(
+            self._ends[number], self.plan.servers[spec.server].device, number
+        )
 
         def arrive(begun_s: float) -> None:
             self._note(Message(number, iteration, exchange, True, ready_s, begun_s, self.env.now))
@@ -291,15 +292,17 @@ class _Loops:
         self.run.services.append(
             Service(spec.server, number, exchange, self.env.now, start_s, end_s)
         )
-        served = self.env.timeout(end_s - self.env.now)
-        served.callbacks.append(lambda _: self._apply(number, exchange, spec))
+        self.env.timeout(end_s - self.env.now).callbacks.append(
+            lambda _: self._apply(number, exchange, spec)
+        )
 
     def _apply(self, number: int, exchange: int, spec: Exchange) -> None:
         """Count an update, and answer those that may go on."""
         state, plan = self._states[exchange], self.plan
         state.pushed[number] += 1
-        missed = state.version - state.read[number]
-        self.run.staleness.append((self.env.now, missed, spec.push_bytes))
+        self.run.staleness.append(
+            (self.env.now, state.version - state.read[number], spec.push_bytes)
+        )
         if not plan.together:
             state.version += 1
         state.held.append(number)
@@ -332,8 +335,9 @@ class _Loops:
     def _answer(self, number: int, exchange: int, spec: Exchange) -> None:
         """Send a worker what it waits for."""
         iteration, ready_s = self._states[exchange].pushed[number], self.env.now
-        server = self.plan.servers[spec.server].device
-        connection = self._connection(server, self._ends[number], number)
+        connection = self._connection(
+            self.plan.servers[spec.server].device, self._ends[number], number
+        )
 
         def have() -> None:
             self._answered[number][exchange] = iteration
@@ -343,8 +347,9 @@ class _Loops:
                 wait[2].succeed()
 
         def arrive(begun_s: float) -> None:
-            last = iteration - 1
-            self._note(Message(number, last, exchange, False, ready_s, begun_s, self.env.now))
+            self._note(
+                Message(number, iteration - 1, exchange, False, ready_s, begun_s, self.env.now)
+            )
             self._locally(number, spec.after_s, have)
 
         connection.send(spec.pull_bytes, arrive)

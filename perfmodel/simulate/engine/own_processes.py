@@ -116,8 +116,9 @@ def _guarded(env: simpy.Environment, name: str, generator: Events, *, strict: bo
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
             raise SimulationError(f"process {name} raised at {at}: {kind}{error}") from error
         if not isinstance(event, simpy.Event):
-            text = f"process {name} yielded {describe_type(event)}; allowed: {AN_EVENT}"
-            raise SimulationError(text)
+            raise SimulationError(
+                f"process {name} yielded {describe_type(event)}; allowed: {AN_EVENT}"
+            )
         try:
             value, resume = (yield event), generator.send
         except BaseException as error:  # noqa: BLE001  (the generator's own to deal with)

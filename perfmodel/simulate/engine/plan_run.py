@@ -163,8 +163,9 @@ class PlanRun:
         if own.tasks_left:
             return
         if own.last_s > self._env.now:
-            last = self._env.timeout(own.last_s - self._env.now)
-            self._call_after(last, lambda: self._end_step(step))
+            self._call_after(
+                self._env.timeout(own.last_s - self._env.now), lambda: self._end_step(step)
+            )
         else:
             self._end_step(step)
 

@@ -84,8 +84,9 @@ def simulate_ranks(
     expect_changes(timer, plan, steps, surroundings)
 
     def run(network: Network) -> Run:
-        shared = TimesAmongOthers(plan, machine, network, surroundings)
-        return _Recurrence(plan, shared, steps, slowdown, stretch).run()
+        return _Recurrence(
+            plan, TimesAmongOthers(plan, machine, network, surroundings), steps, slowdown, stretch
+        ).run()
 
     return on_network(timer, fidelity, run, changes=surroundings.change_network)
 
@@ -335,8 +336,9 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
             yield from ((node,) for node in needed)
             done.update(needed, together)
             yield together
-    rest = product(range(steps), range(len(plan.tasks)))
-    yield from ((node,) for node in rest if node not in done)
+    yield from (
+        (node,) for node in product(range(steps), range(len(plan.tasks))) if node not in done
+    )
 
 
 def _ancestors(waits: Dependencies, targets: tuple[Node, ...], done: set[Node]) -> list[Node]:

@@ -207,8 +207,9 @@ def _columns_of(nodes: Sequence[_Node]) -> _Nodes:
     began_s, ended_s, stretch, *counts = np.array(numbers, float).reshape(-1, 6).T.copy()
     first, steps, on_host = (column.astype(np.int64) for column in counts)
     columns = _NodeColumns(*_flat(waits), *_flat(classes), began_s, ended_s)
-    calls = [node.call for node in nodes]
-    return _Nodes(columns, calls, first, steps, np.array(kinds), on_host > 0, stretch)
+    return _Nodes(
+        columns, [node.call for node in nodes], first, steps, np.array(kinds), on_host > 0, stretch
+    )
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:

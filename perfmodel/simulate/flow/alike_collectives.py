@@ -270,7 +270,6 @@ def _kinds(collectives: Sequence[Placed]) -> list[int]:
 
 def _kind(lowered: LoweredCollective) -> Hashable:
     schedule, phases = lowered.schedule, [stage.phases for stage in lowered.stages]
-    alike = tuple(tuple(phase.likeness() for phase in part) for part in phases)
     return (
         schedule.collective,
         schedule.algorithm,
@@ -281,7 +280,7 @@ def _kind(lowered: LoweredCollective) -> Hashable:
         lowered.launch_s,
         lowered.wire_factor,
         lowered.credits,
-        alike,
+        tuple(tuple(phase.likeness() for phase in part) for part in phases),
     )
 
 
@@ -304,8 +303,9 @@ def _join_stages(stages: Sequence[Stage], edges: Edges) -> Stage:
         np.concatenate([getattr(stage, name) for stage in stages])
         for name in ("latency_s", "cap_Bps", "load")
     ]
-    phases = tuple(_repeat_phase(phase, len(stages)) for phase in stages[0].phases)
-    return Stage(phases, edges, *columns)
+    return Stage(
+        tuple(_repeat_phase(phase, len(stages)) for phase in stages[0].phases), edges, *columns
+    )
 
 
 def _repeat_phase(phase: Phase, times: int) -> Phase:

@@ -261,8 +261,9 @@ class FlowNetwork(Network):
         solve = solve_in_turns if self.machine.library.in_order else solve_at_once
         if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
             self._approximated["met"] = None
-        met = self._timer.keep(SharesMet)
-        flow_rates_Bps, shares = met.of(solve, self.machine, self._timer, flows, collectives)
+        flow_rates_Bps, shares = self._timer.keep(SharesMet).of(
+            solve, self.machine, self._timer, flows, collectives
+        )
         for job, share in zip(collectives, shares, strict=True):
             self._set(job, *share)
         if flows:

@@ -126,8 +126,9 @@ class StreamNetwork(Network):
         self._solve()
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
-        name = lowered.schedule.collective
-        raise UnsuitedNetworkError(f"{name}: this network carries streams only")
+        raise UnsuitedNetworkError(
+            f"{lowered.schedule.collective}: this network carries streams only"
+        )
 
     # ------------------------------------------------------------ rows
 
@@ -335,7 +336,6 @@ def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:
     They are in an order independent of that in which they arrived.
     """
     in_order = sorted(arrivals, key=lambda arrival: arrival[:3])
-    by_last = grouped((arrival.route[-1:], arrival) for arrival in in_order)
     return [
         Streams(
             stream_stage(
@@ -345,7 +345,7 @@ def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:
             [arrival.done for arrival in together],
             now_s,
         )
-        for together in by_last.values()
+        for together in grouped((arrival.route[-1:], arrival) for arrival in in_order).values()
     ]
 
 

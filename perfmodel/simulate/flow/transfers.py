@@ -271,8 +271,9 @@ class Collective:
         assert rates_Bps is not None
         self._ready.land(ended.phases[0], ends.landed_s)
         self.release()
-        begin_s = self._ready.begin_s(stage.phases[0])
-        begin = partial(_begin, self.timer, self.lowered, stage, rates_Bps, begin_s)
+        begin = partial(
+            _begin, self.timer, self.lowered, stage, rates_Bps, self._ready.begin_s(stage.phases[0])
+        )
         self._progress = Progress(self.timer, begin, is_kept=False)
         self._stage, self._rates_Bps = stage, rates_Bps
 

@@ -92,8 +92,9 @@ class KernelRuns:
         spare = self._spare[transfer]
         run.slot = spare.pop() if spare else self._add(self._columns(transfer))
         self._of_slot[run.slot.run] = run
-        is_stream = isinstance(transfer, Stream)
-        self.kernel.begin(run.slot, run.begin_s, run.nbytes if is_stream else None)
+        self.kernel.begin(
+            run.slot, run.begin_s, run.nbytes if isinstance(transfer, Stream) else None
+        )
         self._sends += len(run.slot.spans["sends"])
 
     def advance(self, until_s: float) -> list[Run]:

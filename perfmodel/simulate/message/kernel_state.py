@@ -121,8 +121,9 @@ class Kernel:
         """Run up to a time, or to the end of the instant in which some runs end; return these."""
         while True:
             if self.is_compiled:
-                arrays = numba_kernel.Arrays(*(getattr(self._state, name) for name in LISTS))
-                status = numba_kernel.compiled()(arrays, until_s)
+                status = numba_kernel.compiled()(
+                    numba_kernel.Arrays(*(getattr(self._state, name) for name in LISTS)), until_s
+                )
             else:
                 status = event_loop.advance(self._state, until_s)
             if status != event_loop.CROWDED:

@@ -237,15 +237,17 @@ class MessageNetwork(Network):
             self._schedule(at_s)
         elif collectives:
             kernel = self._kernel.kernel
-            waiting = [(lowered, kernel.sends_left(slot)) for lowered, slot in collectives]
-            raise SimulationError(waiting_text(waiting))
+            raise SimulationError(
+                waiting_text([(lowered, kernel.sends_left(slot)) for lowered, slot in collectives])
+            )
 
     def _count_streams(self) -> None:
         """Count what streams have sent until now."""
         for run in self._runs:
             if isinstance(run.transfer, Stream) and run.slot is not None:
-                sent_bytes = self._kernel.kernel.sent_bytes(run.slot, self._elapsed_s)
-                self._count(run, run.transfer, sent_bytes)
+                self._count(
+                    run, run.transfer, self._kernel.kernel.sent_bytes(run.slot, self._elapsed_s)
+                )
 
     def _count(self, run: Run, stream: Stream, sent_bytes: float) -> None:
         count_stream(self._counted, np.array(stream.route), sent_bytes - run.counted_bytes)

@@ -63,8 +63,9 @@ def bytes_met(order: UseOrder, phase: Phase, nbytes: FloatArray) -> FloatArray:
 
     `nbytes`: of each edge in one repeat; shape (edges,).
     """
-    parts = [uses_in(part, phase).bytes_met(nbytes) for part in order.parts()]
-    return np.concatenate([np.zeros(0), *parts])
+    return np.concatenate(
+        [np.zeros(0), *[uses_in(part, phase).bytes_met(nbytes) for part in order.parts()]]
+    )
 
 
 def busy_bytes(order: UseOrder, phase: Phase) -> FloatArray:

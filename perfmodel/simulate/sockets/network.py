@@ -57,8 +57,9 @@ class SocketNetwork(Network):
         sockets = self.machine.topology.sockets
         self._wires = Wires(self.machine, None)
         self._queue = EventQueue(self.env)
-        cores = Cores(sockets.cores, sockets.core_speed)
-        self._core_work = CoreWork(self.machine.library, sockets, self._queue, cores)
+        self._core_work = CoreWork(
+            self.machine.library, sockets, self._queue, Cores(sockets.cores, sockets.core_speed)
+        )
 
     @property
     def notes(self) -> tuple[ApproximationNote, ...]:

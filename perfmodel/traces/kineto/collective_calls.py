@@ -90,8 +90,9 @@ def elements_in(shapes: Any) -> int | None:
 
 def communication_mask(table: EventTable) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which of the device's work communicates."""
-    starts = COMMUNICATION_KERNELS
-    numbers = [n for n, name in enumerate(table.names) if name.lower().startswith(starts)]
+    numbers = [
+        n for n, name in enumerate(table.names) if name.lower().startswith(COMMUNICATION_KERNELS)
+    ]
     return np.isin(table.device.name, numbers)
 
 
@@ -186,8 +187,9 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
             operation_of(table.names[number].partition(":")[2]), start, by_operation
         )
         begun_s = _taken_up(asked_s, start, calls)
-        tensor = tensors.get(start, (None, None))
-        calls.append(Call(operation, *tensor, None, "0", asked_s, begun_s, end))
+        calls.append(
+            Call(operation, *tensors.get(start, (None, None)), None, "0", asked_s, begun_s, end)
+        )
     return tuple(calls)
 
 

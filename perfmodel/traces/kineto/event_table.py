@@ -119,8 +119,9 @@ class EventTable:
 
     def named(self, *prefixes: str) -> NDArray[np.int64]:
         """Return the numbers of the names that begin so."""
-        chosen = [n for n, name in enumerate(self.names) if name.startswith(prefixes)]
-        return np.array(chosen, dtype=np.int64)
+        return np.array(
+            [n for n, name in enumerate(self.names) if name.startswith(prefixes)], dtype=np.int64
+        )
 
     def chosen(self, events: Events, *prefixes: str) -> Events:
         """Return the events whose names begin so."""

@@ -219,8 +219,9 @@ def _named_by_layers(trace: RankTrace) -> tuple[Gradient, ...]:
         for position, at in enumerate(layer.gradients):
             bucket = named[at].bucket
             unit = trace.units[bucket] if trace.units and bucket is not None else ""
-            name = f"{unit}.{layer.name}.{_suffix(shapes, position)}".removeprefix(".")
-            named[at] = replace(named[at], name=name)
+            named[at] = replace(
+                named[at], name=f"{unit}.{layer.name}.{_suffix(shapes, position)}".removeprefix(".")
+            )
     return tuple(named)
 
 
