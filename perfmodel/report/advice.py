@@ -89,8 +89,11 @@ def limit_words(advice: Advice) -> str:
     """Say what holds the scenario back, as one would of each server."""
     point, relief = advice.base, advice.base.relief
     if relief is None:
-        computes = "computing is the limit, nothing else costs more than 1 % of a step"
-        return computes if point.limit == "compute" else f"{point.bottleneck} holds you back"
+        return (
+            "computing is the limit, nothing else costs more than 1 % of a step"
+            if point.limit == "compute"
+            else f"{point.bottleneck} holds you back"
+        )
     if relief.parts != ("network",):
         together = f"{point.bottleneck} hold you back together"
         return _LIMITS.get(relief.parts[0], together) if len(relief.parts) == 1 else together

@@ -217,8 +217,10 @@ def signed_ratio(ratio: float) -> str:
 
 def unread_fields(comparison: Comparison) -> list[str]:
     """Sentences on fields that differ and by which no step does."""
-    unread = (field for field in comparison.fields if field.reader is not None)
+    names = grouped(
+        (field.reader, field.name) for field in comparison.fields if field.reader is not None
+    )
     return [
         f"{', '.join(fields)}: acts in {reader} only, no step here differs by it."
-        for reader, fields in grouped((field.reader, field.name) for field in unread).items()
+        for reader, fields in names.items()
     ]

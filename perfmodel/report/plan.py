@@ -119,8 +119,11 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
 
 def refused(plan: PlanResult) -> dict[str, str]:
     """Options that cannot run, and why; sizes of a candidate with one reason are joined."""
-    failed = (option for option in plan.options if option.status != "ok")
-    sizes = grouped(((option.candidate, option.reason), option.nodes) for option in failed)
+    sizes = grouped(
+        ((option.candidate, option.reason), option.nodes)
+        for option in plan.options
+        if option.status != "ok"
+    )
     return {
         f"{name}, {', '.join(map(str, nodes))} node{'' if nodes == [1] else 's'}": reason
         for (name, reason), nodes in sizes.items()
@@ -392,8 +395,11 @@ def _options(plan: PlanResult) -> Section | None:
         return None
     figure, lead = None, "Every candidate at every size that runs and fits."
     if any(option.cost is not None for option in plan.usable):
-        description = "Cost against time to train, by candidate and size"
-        figure = Figure(draw_time_against_cost(plan), "pareto", description)
+        figure = Figure(
+            draw_time_against_cost(plan),
+            "pareto",
+            "Cost against time to train, by candidate and size",
+        )
         lead = (
             "Numbers beside the points are nodes, bars 80 % intervals. Whatever is not on the "
             "front, the dotted line, is beaten in time and cost by something that is."

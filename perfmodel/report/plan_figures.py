@@ -66,8 +66,11 @@ def draw_time_against_cost(plan: PlanResult) -> Drawing:
 
 
 def _unit(options: Sequence[PlanOption]) -> tuple[str, float]:
-    is_long = any(option.wall_s >= 2 * DAY_S for option in options)
-    return ("days", DAY_S) if is_long else ("hours", HOUR_S)
+    return (
+        ("days", DAY_S)
+        if any(option.wall_s >= 2 * DAY_S for option in options)
+        else ("hours", HOUR_S)
+    )
 
 
 def _trace(
@@ -212,7 +215,6 @@ def draw_tornado(plan: PlanResult) -> Drawing:
         for each in shown
     ]
     thin = [not min(pair) <= base <= max(pair) for pair in ends]
-    title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     figure = new_figure(
         80 + 40 * len(shown),
         [
@@ -234,7 +236,11 @@ def draw_tornado(plan: PlanResult) -> Drawing:
             for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2])))
         ],
         # five labels of money do not fit beside each other on a phone
-        **label_rows([f"{escape(each.what)} " for each in shown], title, nticks=4),
+        **label_rows(
+            [f"{escape(each.what)} " for each in shown],
+            f"cost ({plan.currency})" if in_money else f"time to train ({unit})",
+            nticks=4,
+        ),
         barmode="overlay",
     )
     figure.add_vline(x=base, line={"color": INK, "width": 1})

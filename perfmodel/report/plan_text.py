@@ -278,8 +278,9 @@ def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """The best use of each upgrade."""
     for name in dict.fromkeys(outcome.upgrade for outcome in plan.outcomes):
         own = [outcome for outcome in plan.outcomes if outcome.upgrade == name]
-        saving = (outcome for outcome in own if outcome.pays not in {"never", "unknown"})
-        best = next((outcome for outcome in saving if (outcome.saved_s or 0) > 0), None)
+        best = next(
+            (o for o in own if o.pays not in {"never", "unknown"} and (o.saved_s or 0) > 0), None
+        )
         if best is not None:
             does = f"{_verdict(best)}: {cluster(best.before)}, {pays(best, plan.currency)}"
             does += _at_headline_option(plan, own, best)

@@ -109,8 +109,12 @@ def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
             zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
         ).items()
     ):
-        name = in_words_of(topology, kind)
-        yield f"{count / 2:g}", name, format_bandwidth(rate_Bps), format_time(latency_s)
+        yield (
+            f"{count / 2:g}",
+            in_words_of(topology, kind),
+            format_bandwidth(rate_Bps),
+            format_time(latency_s),
+        )
 
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:

@@ -195,8 +195,14 @@ def draw_topology(
         _name_hosts(drawn, topology, places)
         heights = {places[name][1] for name in places if topology.devices[name].kind == limits}
         said = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
-        devices = [LayerLabel(height, said, limits=True) for height in sorted(heights)]
-        _label_layers(drawn, topology, cables, places, thick, devices)
+        _label_layers(
+            drawn,
+            topology,
+            cables,
+            places,
+            thick,
+            [LayerLabel(height, said, limits=True) for height in sorted(heights)],
+        )
     return drawn
 
 
@@ -342,8 +348,9 @@ def _devices(
 
 def _name_hosts(drawn: Drawing, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
-    devices = topology.devices
-    for host, xs in grouped((devices[node].host, x) for node, (x, _) in places.items()).items():
+    for host, xs in grouped(
+        (topology.devices[node].host, x) for node, (x, _) in places.items()
+    ).items():
         if host >= 0:
             middle, foot = (min(xs) + max(xs)) / 2, {"y": 0, "yref": "paper", "yshift": -4}
             add_note(drawn, f"host {host}", x=middle, yanchor="top", **foot)

@@ -134,8 +134,10 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
     buckets = analysis.profile.buckets
     if not buckets:
         return None
-    simulated = analysis.comparison.point.buckets if analysis.comparison else ()
-    ends_s = {bucket.index: bucket.end_s for bucket in simulated}
+    ends_s = {
+        bucket.index: bucket.end_s
+        for bucket in (analysis.comparison.point.buckets if analysis.comparison else ())
+    }
 
     def size(bucket: BucketTimes) -> str:
         if bucket.elements is None:

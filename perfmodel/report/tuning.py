@@ -105,11 +105,14 @@ def tuned_html(tuned: TuneResult) -> str:
 def compromise_html(compromise: MinimaxCap) -> str:
     """Build the page of several scenarios as one string."""
     titles = [f"{each.scenario.name}, {quantities.gpus(each.gpus)}" for each in compromise.each]
-    headline = tuning_text.shared_headline(compromise)
     return render_html(
         "One bucket cap for several scenarios",
         [
-            header(f"{len(compromise.each)} scenarios", headline, [PREDICTION]),
+            header(
+                f"{len(compromise.each)} scenarios",
+                tuning_text.shared_headline(compromise),
+                [PREDICTION],
+            ),
             section(
                 "One cap for all",
                 "Regrets: how much longer a step is than with the best cap of that scenario alone.",
@@ -148,9 +151,12 @@ def _tiles(tuned: TuneResult) -> Tiles:
         ),
     ]
     if bound_s is not None:
-        above = quantities.percent(best_s / bound_s - 1.0)
         tiles.append(
-            Tile("Lower bound", tuning_text.fine(bound_s), f"the list is {above} above it")
+            Tile(
+                "Lower bound",
+                tuning_text.fine(bound_s),
+                f"the list is {quantities.percent(best_s / bound_s - 1.0)} above it",
+            )
         )
     return Tiles(tiles)
 
@@ -309,8 +315,13 @@ def _shade(figure: Drawing, tuned: TuneResult) -> None:
     ):
         for begin, end in wide_spans(spans):
             if end > low:
-                ends = {"x0": max(begin, low), "x1": min(end, high)}
-                draw(**ends, fillcolor=WORK["optimizer"], line_width=0, **look)
+                draw(
+                    x0=max(begin, low),
+                    x1=min(end, high),
+                    fillcolor=WORK["optimizer"],
+                    line_width=0,
+                    **look,
+                )
 
 
 def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:

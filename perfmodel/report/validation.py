@@ -143,8 +143,11 @@ def step_table(steps: Sequence[StepComparison]) -> Table:
 
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:
     """Sentences about what is not counted."""
-    left_out = (each for each in predicted if not each.counted)
-    yield from (f"listed, not counted: {each.sweep.id} ({each.why_not})" for each in left_out)
+    yield from (
+        f"listed, not counted: {each.sweep.id} ({each.why_not})"
+        for each in predicted
+        if not each.counted
+    )
     yield from (f"not predicted: {name}: {reason}" for name, reason in unmatched.items())
 
 
@@ -168,8 +171,10 @@ def points_csv(predicted: Sequence[SweepPrediction]) -> str:
         for each in predicted
         for at, row in enumerate(each.sweep.rows)
     )
-    titles = ("sweep_id", "counted", "nbytes", "way", "measured_us")
-    return csv_text([*titles, *(f"{mode}_us" for mode in modes)], rows)
+    return csv_text(
+        ["sweep_id", "counted", "nbytes", "way", "measured_us", *(f"{mode}_us" for mode in modes)],
+        rows,
+    )
 
 
 def headline(validation: Validation) -> str:
@@ -258,12 +263,17 @@ def write_validation(validation: Validation, folder: Path) -> Path:
     ]
     title, first = "Predicted versus measured", headline(validation)
     document = to_json(validation)
-    said = [Paragraph(f"{first}."), Paragraph(f"{validation.data}.")]
     return write_report_files(
         folder,
         {
             "validation.html": render_html(title, [header(validation.data, first, []), *parts]),
-            "validation.md": render_markdown([Paragraph(title, "headline"), *said, *parts]),
+            "validation.md": render_markdown(
+                [
+                    Paragraph(title, "headline"),
+                    *paragraphs([f"{first}.", f"{validation.data}."]),
+                    *parts,
+                ]
+            ),
             "validation.json": document,
             SPREADSHEET: spreadsheet(document),
             "points.csv": points_csv(validation.predicted),
@@ -317,10 +327,14 @@ def draw_residuals(profile: Profile) -> Drawing:
         if fit.residual is None:
             traces.append(_line(name, points, plain, line))
         else:
-            corrected = list(map(fit.residual, (point.context for point in points)))
             traces += [
                 _line(f"{name}: factors", points, plain, line | {"dash": "dot"}),
-                _line(f"{name}: and correction", points, corrected, line),
+                _line(
+                    f"{name}: and correction",
+                    points,
+                    list(map(fit.residual, (point.context for point in points))),
+                    line,
+                ),
             ]
     figure = new_figure(
         460,

@@ -92,8 +92,11 @@ def tabulate(items: Iterable[Any], columns: Iterable[Column | None], **look: Any
     `look`: further fields of `Table`.
     """
     shown = [column for column in columns if column is not None]
-    rows = [[write(item) for _, write in shown] for item in items]
-    return Table([title for title, _ in shown], rows, **look)
+    return Table(
+        [title for title, _ in shown],
+        [[write(item) for _, write in shown] for item in items],
+        **look,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +232,12 @@ def pair(*columns: Sequence[Block]) -> Box:
 
 def grounds(assumptions: Sequence[str], provenance: Mapping[str, str]) -> Section:
     """Make the section of what a page rests on, with its provenance folded away."""
-    folded = Folded("Provenance", [Definitions(provenance)])
-    return section("What this rests on", "", Bullets(assumptions), folded)
+    return section(
+        "What this rests on",
+        "",
+        Bullets(assumptions),
+        Folded("Provenance", [Definitions(provenance)]),
+    )
 
 
 def spelled(facts: Mapping[str, str]) -> dict[str, str]:
@@ -326,8 +333,11 @@ def _renamed(value: Any, terms: _Terms) -> Any:
     if isinstance(value, Figure):
         import plotly.graph_objects as go
 
-        drawn = go.Figure(_renamed(value.figure.to_plotly_json(), terms))
-        return Figure(drawn, value.name, _renamed(value.description, terms))
+        return Figure(
+            go.Figure(_renamed(value.figure.to_plotly_json(), terms)),
+            value.name,
+            _renamed(value.description, terms),
+        )
     own = isinstance(value, Paragraph) and value.role in _USERS_OWN
     if not own and hasattr(value, "__dataclass_fields__"):
         return replace(

@@ -26,8 +26,12 @@ Drawing: TypeAlias = "go.Figure"
 def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
     """Describe a logarithmic axis of sizes, labelled at some of these powers of two."""
     labelled = powers[:: max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))]
-    ticks = [2.0**power for power in labelled] or [ends[0]]
-    return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
+    return log_axis(
+        "size",
+        ends,
+        [2.0**power for power in labelled] or [ends[0]],
+        lambda size: quantities.whole(quantities.size(size)),
+    )
 
 
 _UNEVEN_STEPS_RATIO = 4.0

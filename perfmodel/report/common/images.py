@@ -59,9 +59,12 @@ def pictures(result: Result) -> dict[str, Picture]:
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
     drawn = {}
     if len(result.points) > 1:
-        speed = f"Throughput, {quantities.samples(result)} per second"
         drawn = {
-            "throughput": Picture(draw_throughput(result), speed, scaled),
+            "throughput": Picture(
+                draw_throughput(result),
+                f"Throughput, {quantities.samples(result)} per second",
+                scaled,
+            ),
             "efficiency": Picture(
                 draw_efficiency(result), "Efficiency, share of linear scaling", scaled
             ),
@@ -103,9 +106,14 @@ async def _render(drawn: Mapping[str, Drawing], kind: ImageFormat) -> dict[str, 
     try:
         async with kaleido.Kaleido(n=1, timeout=_TIMEOUT_S, mathjax=False) as browser:
             for name, figure in drawn.items():
-                size = {"format": kind, "width": WIDTH, "height": figure.layout.height}
                 images[f"{name}.{kind}"] = await browser.calc_fig(
-                    figure, {**size, "scale": _SHARPNESS[kind]}
+                    figure,
+                    {
+                        "format": kind,
+                        "width": WIDTH,
+                        "height": figure.layout.height,
+                        "scale": _SHARPNESS[kind],
+                    },
                 )
     except (
         errors.ChromeNotFoundError,

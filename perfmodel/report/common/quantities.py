@@ -257,8 +257,10 @@ def rests_on(point: SizeResult, *, sourced: bool = False) -> str:
 
 def near_records(point: SizeResult) -> dict[str, str]:
     """Recorded trainings that a step rests on, and where each was published."""
-    nearest = point.evidence.nearest if point.evidence else ()
-    return {f"{near.record}, off by {percent(abs(near.error))}": near.source for near in nearest}
+    return {
+        f"{near.record}, off by {percent(abs(near.error))}": near.source
+        for near in (point.evidence.nearest if point.evidence else ())
+    }
 
 
 def span_or(unknown: str, ends: tuple[float, float] | None, write: Callable[[float], str]) -> str:

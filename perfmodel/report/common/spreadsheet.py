@@ -77,8 +77,10 @@ def _sheets(document: Mapping[str, Any]) -> Iterator[Sheet]:
     texts = [(name, str(text)) for name in lists.keys() - tables.keys() for text in lists[name]]
     yield "assumptions", ("kind", "text"), sorted(texts)
     facts = [row for name in sorted(grounds) for row in grounds[name].items()]
-    nearest = (document.get("evidence") or {}).get("nearest", ())
-    facts += [(f"record: {near['record']}", near["source"]) for near in nearest]
+    facts += [
+        (f"record: {near['record']}", near["source"])
+        for near in (document.get("evidence") or {}).get("nearest", ())
+    ]
     yield "sources", ("what", "source"), facts
 
 

@@ -75,8 +75,11 @@ def drop_point(axis: Axis) -> Axis:
     dropped = min(inner_points(axis), key=lambda at: round(values[at + 1] - values[at - 1], 9))
     remaining = [point for at, point in enumerate(axis.points) if at != dropped]
     between = (stop for stop in axis.stops if not stop.at.is_integer())
-    baseline = axis.baseline - 1 if dropped < axis.baseline else axis.baseline
-    return replace(axis, stops=place_stops(remaining, between), baseline=baseline)
+    return replace(
+        axis,
+        stops=place_stops(remaining, between),
+        baseline=axis.baseline - 1 if dropped < axis.baseline else axis.baseline,
+    )
 
 
 def place_stops(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:

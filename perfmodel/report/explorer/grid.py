@@ -234,5 +234,9 @@ def check_estimates(
         guessed = value_at(grid, place, "step_time_s")
         if row is None or guessed is None:
             continue
-        moved = sum(at != own for at, own in zip(place, grid.baseline, strict=True))
-        yield InterpolationCheck(place, moved, row["step_time_s"], guessed)
+        yield InterpolationCheck(
+            place,
+            sum(at != own for at, own in zip(place, grid.baseline, strict=True)),
+            row["step_time_s"],
+            guessed,
+        )

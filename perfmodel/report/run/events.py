@@ -149,14 +149,16 @@ def events_section(point: SizeResult) -> Section | None:
             ),
         ),
     )
-    drawn = "Duration of each counted step"
     return section(
         "What happens around it, and what it costs",
         lead(point, cost),
         _events(cost),
         *paragraphs([explain_devices(cost)], "hint"),
         *(
-            [Heading("Step by step"), Figure(draw_steps(cost), "steps", drawn)]
+            [
+                Heading("Step by step"),
+                Figure(draw_steps(cost), "steps", "Duration of each counted step"),
+            ]
             if len(cost.steps_s) > 1
             else []
         ),

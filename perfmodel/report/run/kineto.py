@@ -322,8 +322,9 @@ def _names(
 
 def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
     """Mark steps: each lasts from its first work on a device to that of the next step."""
-    on_devices = (span for span in timeline.spans if span.kind not in HOST_KINDS)
-    starts_s = grouped((span.step, span.start_s) for span in on_devices)
+    starts_s = grouped(
+        (span.step, span.start_s) for span in timeline.spans if span.kind not in HOST_KINDS
+    )
     steps = sorted(starts_s)
     borders = [nanoseconds(min(starts_s[step])) for step in steps]
     borders.append(max((nanoseconds(span.end_s) for span in timeline.spans), default=0))
@@ -360,8 +361,13 @@ def _track_events(
         ids = {"External id": launch.issued_by, "correlation": placed.number}
         launched_ns, thread = (launch.start_ns, launch.end_ns), (launch.pid, launch.tid)
         yield _complete("cuda_runtime", "cudaLaunchKernel", thread, launched_ns, ids)
-        device = ids | {"device": track.pid, "stream": track.tid} | details
-        yield _complete(category, name, place, times_ns, device)
+        yield _complete(
+            category,
+            name,
+            place,
+            times_ns,
+            ids | {"device": track.pid, "stream": track.tid} | details,
+        )
 
 
 def _communication_args(span: Span, operation: str, group: GroupOfClass) -> dict[str, Any]:

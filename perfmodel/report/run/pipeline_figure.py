@@ -88,8 +88,11 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     ]
     windows = _windows(blocks, end)
     visible = [block for block in blocks if any(_in_window(block, window) for window in windows)]
-    joined = _joined(visible, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))
-    return PipelinePicture(tuple(each.stage for each in stages), tuple(joined), windows)
+    return PipelinePicture(
+        tuple(each.stage for each in stages),
+        tuple(_joined(visible, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))),
+        windows,
+    )
 
 
 def _in_window(block: Block, window: tuple[float, float]) -> bool:

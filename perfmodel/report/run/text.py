@@ -151,8 +151,11 @@ def run_markdown(result: Result) -> str:
 
 def _breakdown(result: Result) -> Table:
     steps_s = [point.breakdown_s for point in result.points]
-    parts = dict.fromkeys(part for step_s in steps_s for part in step_s)
-    present = [part for part in parts if any(step_s.get(part, 0) > 0 for step_s in steps_s)]
+    present = [
+        part
+        for part in dict.fromkeys(part for step_s in steps_s for part in step_s)
+        if any(step_s.get(part, 0) > 0 for step_s in steps_s)
+    ]
 
     def part_column(part: str) -> Column:
         return f">{part}", lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))

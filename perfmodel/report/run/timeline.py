@@ -432,8 +432,12 @@ def _find_absorbing_bar(drawn: Sequence[Bar], bar: Bar, gap_s: float) -> int | N
     length = bar.end_s - bar.start_s
     for index, other in enumerate(drawn):
         shared = min(bar.end_s, other.end_s) - max(bar.start_s, other.start_s)
-        adjacent = length < gap_s and shared > -gap_s and other.work != bar.work
-        if shared > 0.5 * length or (adjacent and other.end_s - other.start_s > gap_s):
+        if shared > 0.5 * length or (
+            length < gap_s
+            and shared > -gap_s
+            and other.work != bar.work
+            and other.end_s - other.start_s > gap_s
+        ):
             return index
     return None
 
