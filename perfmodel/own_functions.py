@@ -37,8 +37,13 @@ def check_function(field: str, function: object, named: str, allowed: str) -> No
     try:
         signature.bind(*named.split(","))
     except TypeError as error:
-        text = f"{name_of(function)}{signature}, which cannot take {named}: {error}"
-        raise InputError(Fault(field, text, allowed)) from None
+        raise InputError(
+            Fault(
+                field,
+                f"{name_of(function)}{signature}, which cannot take {named}: {error}",
+                allowed,
+            )
+        ) from None
 
 
 def call_function(

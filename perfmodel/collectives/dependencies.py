@@ -79,8 +79,10 @@ def unroll(schedule: Schedule) -> Sends:
     Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
     """
     rounds = list(schedule.rounds())
-    names = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel")
-    parts = {name: [getattr(part, name) for part in rounds] for name in (*names, "reduce")}
+    parts = {
+        name: [getattr(part, name) for part in rounds]
+        for name in ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
+    }
     columns = {
         name: np.concatenate([*column, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
         for name, column in parts.items()
@@ -109,8 +111,14 @@ def messages(sends: Sends) -> Messages:
     first, of_send = _number_columns(np.stack([sends.round, sends.channel, sends.src, sends.dst]))
     src, dst, nbytes, channel, number = columns
     nbytes = np.bincount(of_send, weights=nbytes).astype(np.int64)
-    pairs = _pairs_once(of_send[sends.waits], of_send[sends.awaited], len(first))
-    return Messages(src[first], dst[first], nbytes, channel[first], number[first], *pairs)
+    return Messages(
+        src[first],
+        dst[first],
+        nbytes,
+        channel[first],
+        number[first],
+        *_pairs_once(of_send[sends.waits], of_send[sends.awaited], len(first)),
+    )
 
 
 def messages_in(schedule: Schedule) -> int:

@@ -68,8 +68,14 @@ class Phase:
     def likeness(self) -> Hashable:
         """Return a value that phases which are alike have in common, whatever their names."""
         columns = [self.src, self.dst, self.channel, self.nbytes, self.first, self.active]
-        adds = self.adds if isinstance(self.adds, bool) else digest(self.adds)
-        return digest(*columns), self.repeat, self.lag, self.drained, self.overwrites, adds
+        return (
+            digest(*columns),
+            self.repeat,
+            self.lag,
+            self.drained,
+            self.overwrites,
+            self.adds if isinstance(self.adds, bool) else digest(self.adds),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +300,12 @@ def _chunk_sizes(
     tables: Sequence[IntArray],
 ) -> IntArray:
     """Return the bytes of each chunk; equal ones unless they are given."""
-    known = allowed_names(COLLECTIVES, collective)
-    refuse_if(collective not in COLLECTIVES, "collective", repr(collective), known)
+    refuse_if(
+        collective not in COLLECTIVES,
+        "collective",
+        repr(collective),
+        allowed_names(COLLECTIVES, collective),
+    )
     if chunks is None:
         highest = max((int(table[:, [2, _INTO]].max(initial=0)) for table in tables), default=0)
         chunks = max(highest + 1, 2 * ranks if collective == "all_to_all" else 1)
@@ -363,8 +373,12 @@ def _messages_of(part: Round) -> _Messages:
     count = ends.shape[1]
     of = of.ravel()
     adds = np.bincount(of, weights=part.reduce, minlength=count) > 0
-    nbytes = np.bincount(of, weights=part.nbytes, minlength=count).astype(float)
-    return _Messages(ends, nbytes, np.bincount(of, minlength=count), adds)
+    return _Messages(
+        ends,
+        np.bincount(of, weights=part.nbytes, minlength=count).astype(float),
+        np.bincount(of, minlength=count),
+        adds,
+    )
 
 
 def _phases_of(rounds: Sequence[Round], itemsize: int) -> Iterator[Phase]:

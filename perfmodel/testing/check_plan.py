@@ -104,8 +104,10 @@ def _ranks(plan: StepPlan, count: int | None) -> Iterator[str]:
         beyond = f", with {extra[:4]}" if extra else ""
         allowed = f"0 to {len(expected) - 1}"
         yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: {allowed}"
-    twice = _twice(rank for each in plan.classes for rank in each.ranks)
-    yield from (f"rank {rank} is in two classes" for rank in twice)
+    yield from (
+        f"rank {rank} is in two classes"
+        for rank in _twice(rank for each in plan.classes for rank in each.ranks)
+    )
     yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
     for communicator in plan.communicators:
         members = [rank for group in communicator.groups for rank in group]
@@ -170,8 +172,10 @@ def _collectives(plan: StepPlan) -> Iterator[str]:
             works[task.work.key].add(task.work)
             present[task.work.key][task.rank_class] += 1
     for key in works:
-        faults = _faults(plan, communicators, works[key], present[key])
-        yield from (f"collective {key!r}: {fault}" for fault in faults)
+        yield from (
+            f"collective {key!r}: {fault}"
+            for fault in _faults(plan, communicators, works[key], present[key])
+        )
 
 
 def _faults(

@@ -187,8 +187,10 @@ _INTEGER_FIELDS = {
 
 def encode_trace(nodes: Iterable[TraceNode]) -> bytes:
     """Encode the file of one rank."""
-    messages = [encode_field(1, SCHEMA_VERSION), *map(_encode_node, nodes)]
-    return b"".join(encode_varint(len(message)) + message for message in messages)
+    return b"".join(
+        encode_varint(len(message)) + message
+        for message in [encode_field(1, SCHEMA_VERSION), *map(_encode_node, nodes)]
+    )
 
 
 def _encode_node(node: TraceNode) -> bytes:

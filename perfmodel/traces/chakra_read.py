@@ -193,8 +193,11 @@ class _Builder:
         after_previous: list[Value | None] = []
         for node, waits in _with_waits(_in_order(unordered, members[0], self.folder)):
             twin = index_of.get(node.number - 1)
-            both = node.attributes.get("perfmodel_op") == "send_recv"
-            if node.kind == RECEIVE and both and twin is not None:
+            if (
+                node.kind == RECEIVE
+                and node.attributes.get("perfmodel_op") == "send_recv"
+                and twin is not None
+            ):
                 index_of[node.number] = twin
                 continue
             depends = tuple(sorted({index_of[each] for each in waits if each in index_of}))
@@ -203,8 +206,12 @@ class _Builder:
             self.tasks.append(self._task(node, name, members[0], depends, counts))
         for at, stated in enumerate(after_previous, start=first_task):
             if isinstance(stated, tuple):
-                before = tuple(index_of[number] for number in stated if number in index_of)
-                self.tasks[at] = replace(self.tasks[at], after_previous=before)
+                self.tasks[at] = replace(
+                    self.tasks[at],
+                    after_previous=tuple(
+                        index_of[number] for number in stated if number in index_of
+                    ),
+                )
 
     def add_groups(self, rank: int, nodes: Sequence[TraceNode]) -> None:
         """Note the groups of a rank, by communicator."""
@@ -298,9 +305,12 @@ class _Builder:
                 )
         counts[key] += 1
         size = _read(node, "comm_size", int) or 0
-        nbytes = max(size * len(group) if op in PER_RANK else size, 1)
         return Collective(
-            cast("Op", op), nbytes, communicator, f"{key} {counts[key]}", root=group[0]
+            cast("Op", op),
+            max(size * len(group) if op in PER_RANK else size, 1),
+            communicator,
+            f"{key} {counts[key]}",
+            root=group[0],
         )
 
     def _refuse(self, text: str, allowed: str) -> NoReturn:

@@ -114,10 +114,18 @@ def _task_nodes(
 ) -> Iterator[TraceNode]:
     number, work = 2 * index + 2, task.work
     if isinstance(work, Compute):
-        on_host = own["perfmodel_stream_kind"] == "host"
-        attributes = {"is_cpu_op": on_host, "perfmodel_s": work.duration_s, **own}
-        duration = round(work.duration_s * 1e6)
-        yield TraceNode(number, task.name, COMPUTE, duration_us=duration, attributes=attributes)
+        attributes = {
+            "is_cpu_op": own["perfmodel_stream_kind"] == "host",
+            "perfmodel_s": work.duration_s,
+            **own,
+        }
+        yield TraceNode(
+            number,
+            task.name,
+            COMPUTE,
+            duration_us=round(work.duration_s * 1e6),
+            attributes=attributes,
+        )
         return
     communicator = next(each for each in plan.communicators if each.name == work.communicator)
     group = next(tuple(group) for group in communicator.groups if rank in group)
@@ -135,8 +143,10 @@ def _task_nodes(
         **own,
     }
     if work.op in COLLECTIVES:
-        per_rank = size // len(group) if work.op in PER_RANK else size
-        attributes |= {"comm_type": COLLECTIVES[work.op], "comm_size": per_rank}
+        attributes |= {
+            "comm_type": COLLECTIVES[work.op],
+            "comm_size": size // len(group) if work.op in PER_RANK else size,
+        }
         yield TraceNode(number, task.name, COLLECTIVE, attributes=attributes)
         return
     attributes |= {"comm_size": size, "comm_tag": tags[work.key]}

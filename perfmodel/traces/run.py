@@ -166,21 +166,32 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     # those of PyTorch's ExecutionTraceObserver begin so
     other = re.compile(rb'\{\s*"schema"\s*:')
     files = [file for file in listed if not other.match(first_bytes(file, 4096))] or listed
-    allowed = f"1 to {MOST_FILES} traces, one for each rank"
-    refuse_if(not 1 <= len(files) <= MOST_FILES, "trace", f"{len(files)} files", allowed)
+    refuse_if(
+        not 1 <= len(files) <= MOST_FILES,
+        "trace",
+        f"{len(files)} files",
+        f"1 to {MOST_FILES} traces, one for each rank",
+    )
     ranks = sorted(map(read_rank, files), key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):
         text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
-        is_twice = len({trace.rank for trace in ranks}) < len(ranks)
-        refuse_if(is_twice, "trace", text, "one trace for each rank")
+        refuse_if(
+            len({trace.rank for trace in ranks}) < len(ranks),
+            "trace",
+            text,
+            "one trace for each rank",
+        )
         return tuple(ranks)
     # Without distributedInfo all say that they are rank 0 of 1.
     world, notes = len(ranks), ranks[0].notes
     stated = [bucket.group_size for bucket in ranks[0].steps[-1].buckets[:1]]
     if world == 1 and stated:
         world = stated[0] or 2
-        silent = "the trace does not say how many ranks there are: counted as 2"
-        notes = notes if stated[0] else (*notes, silent)
+        notes = (
+            notes
+            if stated[0]
+            else (*notes, "the trace does not say how many ranks there are: counted as 2")
+        )
     return tuple(
         replace(trace, rank=number, world_size=world, notes=trace.notes if number else notes)
         for number, trace in enumerate(ranks)
@@ -191,8 +202,13 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES))
-    allowed = f"a folder of traces ({', '.join(SUFFIXES)})"
-    refuse_if(not files, "trace", "a folder without traces", allowed, str(path))
+    refuse_if(
+        not files,
+        "trace",
+        "a folder without traces",
+        f"a folder of traces ({', '.join(SUFFIXES)})",
+        str(path),
+    )
     return files
 
 
@@ -316,8 +332,12 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
             )
         ) from None
     ranks, gpus = sum(len(each.ranks) for each in plan.classes), len(topology.ranks)
-    allowed = f"a machine of {ranks} GPUs or more"
-    refuse_if(ranks > gpus, "--topology", f"{ranks} ranks, on {gpus} GPUs", allowed)
+    refuse_if(
+        ranks > gpus,
+        "--topology",
+        f"{ranks} ranks, on {gpus} GPUs",
+        f"a machine of {ranks} GPUs or more",
+    )
     run = simulate(
         plan,
         make_machine(topology, load_library(library)),

@@ -38,8 +38,13 @@ def plan_own(algorithm: OwnAlgorithm, ranks: int, nbytes: int, op: str | None = 
     name = name_of(algorithm)
     schedule = call_function("algorithm", algorithm, (ranks, nbytes), "(ranks, nbytes)", A_FUNCTION)
     if not isinstance(schedule, Schedule):
-        text = f"{name}({ranks}, {nbytes}), which returned {describe_type(schedule)}"
-        raise InputError(Fault("algorithm", text, A_FUNCTION))
+        raise InputError(
+            Fault(
+                "algorithm",
+                f"{name}({ranks}, {nbytes}), which returned {describe_type(schedule)}",
+                A_FUNCTION,
+            )
+        )
     expected = {"ranks": ranks, "nbytes": nbytes, "collective": op or schedule.collective}
     raise_faults(
         Fault(f"{name}().{field}", repr(getattr(schedule, field)), repr(value))
@@ -67,8 +72,12 @@ def check_data(schedule: Schedule) -> bool:
 def _check_views(name: str, schedule: Schedule) -> None:
     """Refuse phases, which are timed, that are not the rounds, which are checked."""
     total, allowed = int(schedule.chunk_bytes.sum()), f"the {schedule.nbytes} bytes of the buffer"
-    is_other = total != schedule.nbytes and schedule.collective != "all_to_all"
-    refuse_if(is_other, f"{name}().chunk_bytes", f"{total} bytes", allowed)
+    refuse_if(
+        total != schedule.nbytes and schedule.collective != "all_to_all",
+        f"{name}().chunk_bytes",
+        f"{total} bytes",
+        allowed,
+    )
     if sends_in(schedule, most=MOST_CHECKED) > MOST_CHECKED:
         return
     by_rounds, by_phases = dict[tuple[int, int], float](), dict[tuple[int, int], float]()

@@ -121,9 +121,15 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     starts = number + np.minimum(number, extra)
     give = exchange("unfold", team.folded, team.partners, team.partners, 1, sizes, reduces=False)
     patterns = [_fold(team, sizes), *_halve(team.members, starts, sizes), give]
-    own = np.arange(ranks)
     return concatenate(
-        patterns, "reduce_scatter", "recursive_halving", ranks, nbytes, itemsize, sizes, owner=own
+        patterns,
+        "reduce_scatter",
+        "recursive_halving",
+        ranks,
+        nbytes,
+        itemsize,
+        sizes,
+        owner=np.arange(ranks),
     )
 
 

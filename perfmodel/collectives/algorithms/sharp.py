@@ -100,8 +100,12 @@ def nvls_tree_all_reduce(
     Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
     nodes = switched_nodes(group_table(check_ranks(ranks), groups), heads)
-    pieces = pieces_of(nbytes, nodes.trees * nodes.heads, piece_bytes, itemsize)
-    return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
+    return over_nodes(
+        nodes,
+        nbytes,
+        pieces=pieces_of(nbytes, nodes.trees * nodes.heads, piece_bytes, itemsize),
+        itemsize=itemsize,
+    )
 
 
 def _one_node(
@@ -291,8 +295,14 @@ def chain_all_reduce(
     sends to the network on; default as for `hierarchical.all_reduce`.
     """
     trees = forest_of(chain_parents(group_table(check_ranks(ranks), groups))[None, :])
-    pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
-    return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
+    return over_switches(
+        trees,
+        "collnet",
+        1,
+        nbytes,
+        pieces=pieces_of(nbytes, 1, piece_bytes, itemsize),
+        itemsize=itemsize,
+    )
 
 
 def direct_all_reduce(
@@ -311,8 +321,14 @@ def direct_all_reduce(
     """
     table = group_table(check_ranks(ranks), groups)
     trees = forest_of(np.stack([star_parents(table, head) for head in range(table.shape[1])]))
-    pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
-    return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
+    return over_switches(
+        trees,
+        "collnet_direct",
+        1,
+        nbytes,
+        pieces=pieces_of(nbytes, trees.channels, piece_bytes, itemsize),
+        itemsize=itemsize,
+    )
 
 
 def chain_parents(table: IntArray) -> IntArray:
@@ -337,5 +353,9 @@ def over_switches(
     """All-reduce over trees whose last participants are switches."""
     if trees.ranks - switches < 2:
         trees = forest_of(np.full((trees.channels, trees.ranks), NO_PARENT))
-    schedule = forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
-    return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)
+    return replace(
+        forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize),
+        algorithm=algorithm,
+        ranks=trees.ranks - switches,
+        switches=switches,
+    )

@@ -315,8 +315,10 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
     if blocking and all(bool((values == values[0]).all()) for values in (late, *busy)):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
         # the head of a chain for its only credit.
-        steps = zip(phases, busy, strict=True)
-        end_s = sum(float(phase.repeat * (hold[0] + late[0])) for phase, hold in steps)
+        end_s = sum(
+            float(phase.repeat * (hold[0] + late[0]))
+            for phase, hold in zip(phases, busy, strict=True)
+        )
         return CompletionTimes(end_s - float(late[0]), np.array([end_s]))
     if credits == 1 and all((p.active == p.repeat).all() for p in phases):
         # Staying on the slowest edge costs its whole step each time, and no path through the
@@ -347,5 +349,8 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
 
 
 def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
-    course = prepare_phases(leg.phases, credits)
-    return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
+    return Clocks(
+        prepare_phases(leg.phases, credits),
+        begin_s,
+        LinkRates(-np.inf, leg.rate_Bps, leg.latency_s),
+    ).ends()

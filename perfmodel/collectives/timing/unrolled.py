@@ -166,8 +166,12 @@ def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
         feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
         return UnrolledPhases(tuple(phases), credits, feeders[:, None], rings)
     if sum(phase.repeat for phase in phases) == 1:
-        nobody = np.full((len(phases[0].src), 1), len(phases[0].src), dtype=np.int64)
-        return UnrolledPhases(tuple(phases), credits, nobody, None)
+        return UnrolledPhases(
+            tuple(phases),
+            credits,
+            np.full((len(phases[0].src), 1), len(phases[0].src), dtype=np.int64),
+            None,
+        )
     feeders = feeders_of(phases[0])
     steady = all(bool((p.active == p.repeat).all()) for p in phases)
     return UnrolledPhases(

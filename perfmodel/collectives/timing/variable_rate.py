@@ -229,8 +229,13 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
-        cycles = not self._steps_through
-        advance(self._fold.course, stand, self._paces.rows, until_s, seeks_cycles=cycles)
+        advance(
+            self._fold.course,
+            stand,
+            self._paces.rows,
+            until_s,
+            seeks_cycles=not self._steps_through,
+        )
 
 
 def pieces_over_trees(
@@ -340,8 +345,12 @@ def _make_times(course: UnrolledPhases) -> TreeTimes:
     edges, pieces = course.edges, int(course.sends[0])
     arrived_s = np.empty((edges + 1, pieces))
     arrived_s[-1] = 0.0
-    paces = PaceRows(edges, 2 * MOST_TREE_PACES)
-    return TreeTimes(np.zeros(edges, np.int64), np.empty((edges, pieces)), arrived_s, paces)
+    return TreeTimes(
+        np.zeros(edges, np.int64),
+        np.empty((edges, pieces)),
+        arrived_s,
+        PaceRows(edges, 2 * MOST_TREE_PACES),
+    )
 
 
 @dataclass

@@ -76,8 +76,10 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             first = file.read(PIECE_BYTES)
             file.seek(0)
-            kinds = (kind for magic, kind in _FOREIGN.items() if first.startswith(magic))
-            foreign = next(kinds, "" if first else "an empty file")
+            foreign = next(
+                (kind for magic, kind in _FOREIGN.items() if first.startswith(magic)),
+                "" if first else "an empty file",
+            )
             refuse_trace(foreign, path, foreign)
             for text in iter(partial(unpacked(file).read, PIECE_BYTES), b""):
                 grown += len(text)

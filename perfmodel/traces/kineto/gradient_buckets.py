@@ -199,8 +199,11 @@ def _unit_around(table: EventTable, marks: Events, call: Call) -> tuple[str, flo
     if not len(around):
         return "", call.issued_s, call.issued_s
     matched = _UNIT.fullmatch(table.names[int(marks.name[around[-1]])])
-    span = float(marks.start[around[-1]]), float(marks.end[around[-1]])
-    return matched.group(1) if matched else "", *span
+    return (
+        matched.group(1) if matched else "",
+        float(marks.start[around[-1]]),
+        float(marks.end[around[-1]]),
+    )
 
 
 def _flat_gradients(

@@ -78,8 +78,13 @@ def read_rank(path: Path) -> RankTrace:
     last, buckets = parts[-1], steps[-1].buckets
     gradients = read_gradients(table, last.backward)
     handed_over = last.backward.gradients
-    ends_s = table.owners.end[handed_over].tolist()
-    ready_s = list(zip(table.owners.start[handed_over].tolist(), ends_s, strict=True))
+    ready_s = list(
+        zip(
+            table.owners.start[handed_over].tolist(),
+            table.owners.end[handed_over].tolist(),
+            strict=True,
+        )
+    )
     size_notes: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     if fsdp:

@@ -98,12 +98,16 @@ def rebuild(
     samples = batch or first.batch
     if samples is None:
         notes.append("samples of a step are not in the trace: counted as 1 (--batch)")
-    source = f"{'collectives' if first.fsdp else 'all-reduces'} of {file}"
     return Rebuilt(
         profile=profile,
         documents={
             MODEL: model_document,
-            MACHINE: node_document(first.world_size, device.name, fit, source),
+            MACHINE: node_document(
+                first.world_size,
+                device.name,
+                fit,
+                f"{'collectives' if first.fsdp else 'all-reduces'} of {file}",
+            ),
             SCENARIO: _scenario_document(first, profile, gradients, caps, samples or 1),
         },
         comments={
@@ -292,8 +296,11 @@ def _model_document(
 
 def _parameter(gradient: Gradient) -> dict[str, Any]:
     size = {"shape": list(gradient.shape)} if gradient.shape else {"numel": gradient.elements}
-    dtype = gradient.dtype if gradient.dtype in TRAINABLE else "fp32"
-    return {"name": gradient.name, **size, "dtype": dtype}
+    return {
+        "name": gradient.name,
+        **size,
+        "dtype": gradient.dtype if gradient.dtype in TRAINABLE else "fp32",
+    }
 
 
 def without(times_s: FloatArray, parts_s: FloatArray) -> FloatArray:
