@@ -315,8 +315,11 @@ class PlanProcesses:
             start_s = yield from self.collective(step, task, task.work)
         else:
             factor = class_factor(task, self.stretch(step, index)) if self.stretch else 1.0
-            slowdown = self.slowdown if stream.kind == "compute" else 1.0
-            yield from self.compute(task.rank_class, task.work.duration_s * factor, slowdown)
+            yield from self.compute(
+                task.rank_class,
+                task.work.duration_s * factor,
+                self.slowdown if stream.kind == "compute" else 1.0,
+            )
         self.executions.append((task, step, start_s, self.env.now, ready_s, factor))
         if stream.kind != "host":
             self.step_ends_s[step] = self.env.now

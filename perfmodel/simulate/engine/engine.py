@@ -85,8 +85,12 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
         protocol.latencies_per_step == LATENCIES_WITH_READY
         for protocol in machine.library.protocols.values()
     )
-    simulated = fidelity in {"flow", "message"} and not machine.fitted
-    return machine.library.in_order and waits and simulated
+    return (
+        machine.library.in_order
+        and waits
+        and fidelity in {"flow", "message"}
+        and not machine.fitted
+    )
 
 
 def has_shared_cores(machine: Machine) -> bool:
@@ -300,8 +304,14 @@ def _start_background_job(
     env: simpy.Environment, network: Network, plan: BackgroundJob | StepPlan, usual: float
 ) -> PlanRun:
     job = plan if isinstance(plan, BackgroundJob) else BackgroundJob(plan)
-    slowdown = usual if job.overlap_slowdown is None else job.overlap_slowdown
-    return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
+    return PlanRun(
+        env,
+        network,
+        job.plan,
+        None,
+        usual if job.overlap_slowdown is None else job.overlap_slowdown,
+        start_s=job.start_s,
+    )
 
 
 def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:

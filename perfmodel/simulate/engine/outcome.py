@@ -90,9 +90,14 @@ def span_of(
     work = task.work
     placed = (task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s)
     if isinstance(work, Compute):
-        work_s = work.duration_s * stretch
         return Span(
-            *placed, 0, task.bucket, task.micro_batch, work_s, role=task.role, issues=task.issues
+            *placed,
+            0,
+            task.bucket,
+            task.micro_batch,
+            work.duration_s * stretch,
+            role=task.role,
+            issues=task.issues,
         )
     nbytes, moved = work.nbytes * work.times, (work.op, work.communicator, work.dtype)
     return Span(*placed, nbytes, task.bucket, task.micro_batch, 0.0, *moved)

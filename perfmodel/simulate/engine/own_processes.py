@@ -131,8 +131,12 @@ def start_process(env: ProcessEnvironment, network: NetworkView, own: OwnProcess
     Raises `InputError`: its function takes other arguments, or is no generator function.
     """
     generator = call_function(own.field, own.function, (env, network), "(env, network)", A_PROCESS)
-    text = f"{own.name}, which returned {describe_type(generator)}"
-    refuse_if(not isinstance(generator, GeneratorType), own.field, text, A_PROCESS)
+    refuse_if(
+        not isinstance(generator, GeneratorType),
+        own.field,
+        f"{own.name}, which returned {describe_type(generator)}",
+        A_PROCESS,
+    )
 
     def begin() -> Events:
         if own.start_s:  # else it begins before the plan does
@@ -250,8 +254,12 @@ class NetworkView:
         rate_Bps = parse_bandwidth(cap, "cap") if isinstance(cap, str) else cap
         _check_positive({"nbytes": size, "cap": math.inf if rate_Bps is None else rate_Bps})
         for name, device in (("src", src), ("dst", dst)):
-            allowed = "a device by name, such as 'n0/gpu0' (a node of a graph is 'n0/NAME')"
-            refuse_if(not isinstance(device, str), name, describe_type(device), allowed)
+            refuse_if(
+                not isinstance(device, str),
+                name,
+                describe_type(device),
+                "a device by name, such as 'n0/gpu0' (a node of a graph is 'n0/NAME')",
+            )
             if device not in self.machine.devices:
                 raise MissingPartError(no_device(self.machine, str(device), name))
         refuse_if(src == dst, "dst", repr(dst), "another device than src")
@@ -283,8 +291,12 @@ class NetworkView:
         bandwidth, latency : float or str, optional
         """
         arcs, links = self._arcs(link, other), self._links
-        has_neither = bandwidth is None and latency is None
-        refuse_if(has_neither, "set_link", "neither", "a bandwidth, a latency, or both")
+        refuse_if(
+            bandwidth is None and latency is None,
+            "set_link",
+            "neither",
+            "a bandwidth, a latency, or both",
+        )
         for name, value, parse, changed in (
             ("bandwidth", bandwidth, parse_bandwidth, links.bandwidth_Bps),
             ("latency", latency, parse_time, links.latency_s),

@@ -206,9 +206,14 @@ def _columns_of(nodes: Sequence[_Node]) -> _Nodes:
     numbers = [(n.began_s, n.ended_s, n.stretch, n.first, n.step, n.kind == "host") for n in nodes]
     began_s, ended_s, stretch, *counts = np.array(numbers, float).reshape(-1, 6).T.copy()
     first, steps, on_host = (column.astype(np.int64) for column in counts)
-    columns = _NodeColumns(*_flat(waits), *_flat(classes), began_s, ended_s)
     return _Nodes(
-        columns, [node.call for node in nodes], first, steps, np.array(kinds), on_host > 0, stretch
+        _NodeColumns(*_flat(waits), *_flat(classes), began_s, ended_s),
+        [node.call for node in nodes],
+        first,
+        steps,
+        np.array(kinds),
+        on_host > 0,
+        stretch,
     )
 
 

@@ -125,8 +125,10 @@ def solve_in_turns(
         needed_Bps.append(alone_Bps(machine, stages[-1]))
     shares = rates_in_turns(machine.topology.arcs.bandwidth_Bps, stages, needed_Bps)
     of_flows = shares.pop()[0] if flows else np.zeros(0)
-    pairs = zip(collectives, shares, strict=True)
-    return of_flows, [(timer.rates(job.stage), slower) for job, (_, slower) in pairs]
+    return of_flows, [
+        (timer.rates(job.stage), slower)
+        for job, (_, slower) in zip(collectives, shares, strict=True)
+    ]
 
 
 def alone_Bps(machine: Machine, stage: Stage) -> FloatArray:

@@ -101,8 +101,10 @@ class FlowNetwork(Network):
     @property
     def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation (see `approximation.py`)."""
-        alone = (self.timer.of_legs(legs, _why_alone) for legs in self._sent.values())
-        reasons = {*self._approximated, *alone}
+        reasons = {
+            *self._approximated,
+            *(self.timer.of_legs(legs, _why_alone) for legs in self._sent.values()),
+        }
         if self.instead_of_sockets and self._sent:
             reasons.add("sockets")
         return tuple(note for why, note in NOTES.items() if why in reasons)
@@ -162,8 +164,10 @@ class FlowNetwork(Network):
                 self._now(lowered)  # raises where no route is left
         for job in self._active:
             if isinstance(job, Streams):
-                routes = [reroute_stream(machine, route) for route in job.routes]
-                job.stage = stream_stage(routes, job.stage.cap_Bps.tolist())
+                job.stage = stream_stage(
+                    [reroute_stream(machine, route) for route in job.routes],
+                    job.stage.cap_Bps.tolist(),
+                )
             else:
                 stages = self._legs_now(job.original)[job.leg :]
                 job.recount(self.env.now, self._counted, stages)
@@ -208,8 +212,11 @@ class FlowNetwork(Network):
 
     def _links(self, job: Job) -> LinkSet:
         edges = job.edges  # those of streams are made anew for each burst
-        key = edges if isinstance(job, Collective) else edges.arcs.tobytes()
-        return once(self.timer.keep_laid(LinkSets), key, lambda: LinkSet(edges.arcs))
+        return once(
+            self.timer.keep_laid(LinkSets),
+            edges if isinstance(job, Collective) else edges.arcs.tobytes(),
+            lambda: LinkSet(edges.arcs),
+        )
 
     def _schedule_update(self) -> None:
         """Solve rates again when everything else of this instant has happened."""

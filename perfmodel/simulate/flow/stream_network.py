@@ -215,8 +215,11 @@ class StreamNetwork(Network):
         """Schedule the streams that end first at the present rates."""
         self._version += 1
         if self._order:
-            wait_s = max(0.0, self._order[-1][0] - self.env.now)
-            schedule_last(self.env, partial(self._end, self._version), wait_s)
+            schedule_last(
+                self.env,
+                partial(self._end, self._version),
+                max(0.0, self._order[-1][0] - self.env.now),
+            )
 
     def _end(self, version: int, _: simpy.Event) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""

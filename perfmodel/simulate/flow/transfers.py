@@ -251,8 +251,14 @@ class Collective:
             self._ready = ReadyTimes(participants(self.lowered))
             for before in self.legs[: self.leg]:
                 self._ready.land(before.stage.phases[0], before.ends.landed_s)
-        begin_s = np.zeros(len(timed.edges)) if timed.begin_s is None else timed.begin_s
-        begin = partial(_begin, self.timer, self.lowered, timed.stage, timed.rates_Bps, begin_s)
+        begin = partial(
+            _begin,
+            self.timer,
+            self.lowered,
+            timed.stage,
+            timed.rates_Bps,
+            np.zeros(len(timed.edges)) if timed.begin_s is None else timed.begin_s,
+        )
         known = self.timer.keep(KnownProgress).begun
         return once(known, (self.lowered, self.leg), lambda: Progress(self.timer, begin))
 
@@ -303,8 +309,13 @@ class Collective:
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
             self._go_on(now_s, self.rates_Bps)
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
-            nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
-            move_counts(counters, old.edges, new.edges, nbytes, self.lowered.wire_factor * old.load)
+            move_counts(
+                counters,
+                old.edges,
+                new.edges,
+                stage_bytes(self.lowered, old) * (1.0 if index else self.unsent()),
+                self.lowered.wire_factor * old.load,
+            )
 
     def wire_bytes(self) -> FloatArray:
         """Wire bytes of each edge in the present leg."""

@@ -130,8 +130,10 @@ def route_columns(routes: Edges, limit_Bps: FloatArray) -> Columns:
     """Return the columns of routes, one for all edges with the same links and the same limit."""
     arcs, ends = routes.arcs.tolist(), routes.pointers.tolist()
     numbers: dict[tuple[float, ...], int] = {}
-    each = zip(itertools.pairwise(ends), limit_Bps.tolist(), strict=True)
-    of_edge = [numbers.setdefault((limit, *arcs[a:b]), len(numbers)) for (a, b), limit in each]
+    of_edge = [
+        numbers.setdefault((limit, *arcs[a:b]), len(numbers))
+        for (a, b), limit in zip(itertools.pairwise(ends), limit_Bps.tolist(), strict=True)
+    ]
     hops = np.array([len(key) - 1 for key in numbers], dtype=np.int64)
     end = np.cumsum(hops)
     return {

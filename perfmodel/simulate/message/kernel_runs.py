@@ -198,11 +198,18 @@ def _is_overbooked(
     """Whether any link cannot carry all edges that cross it at their limits."""
     demand_Bps = np.zeros(len(capacity_Bps))
     for each, limit_Bps in zip(routes, limits, strict=True):
-        spread = np.repeat(limit_Bps, np.diff(each.pointers))
-        demand_Bps += np.bincount(each.arcs, weights=spread, minlength=len(demand_Bps))
+        demand_Bps += np.bincount(
+            each.arcs,
+            weights=np.repeat(limit_Bps, np.diff(each.pointers)),
+            minlength=len(demand_Bps),
+        )
     return bool((demand_Bps > capacity_Bps * (1.0 + SAME_RATE)).any())
 
 
 def _paces(lowered: LoweredCollective, routes: Edges, limit_Bps: FloatArray) -> EdgePaces:
-    stages = [stage.phases for stage in lowered.stages]
-    return EdgePaces(stages, wire_shares(lowered) / limit_Bps, routes.latency_s, lowered.credits)
+    return EdgePaces(
+        [stage.phases for stage in lowered.stages],
+        wire_shares(lowered) / limit_Bps,
+        routes.latency_s,
+        lowered.credits,
+    )

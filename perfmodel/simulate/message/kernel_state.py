@@ -225,8 +225,12 @@ class Kernel:
 
     def _fill(self, name: str, slot: Slot, values: NDArray[Any]) -> None:
         group = name.partition(".")[0]
-        span = slice(slot.spans[group].start, slot.spans[group].stop)
-        write_column(name, getattr(self._state, group), span, values)
+        write_column(
+            name,
+            getattr(self._state, group),
+            slice(slot.spans[group].start, slot.spans[group].stop),
+            values,
+        )
 
     def _append(self, name: str, new: NDArray[Any]) -> None:
         values = getattr(self._state, name)

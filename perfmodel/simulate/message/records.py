@@ -120,8 +120,10 @@ COUNTERS = ("events", "clock")
 
 def _dtype(name: str) -> np.dtype[Any]:
     whole = np.int64 if name in COUNTERS else np.int32  # half the memory, in which sends are slow
-    own = FIELDS[name].items()
-    kinds = [(field, np.float64 if isinstance(first, float) else whole) for field, first in own]
+    kinds = [
+        (field, np.float64 if isinstance(first, float) else whole)
+        for field, first in FIELDS[name].items()
+    ]
     return np.dtype(kinds, align=True)
 
 

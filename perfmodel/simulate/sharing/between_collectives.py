@@ -225,8 +225,10 @@ class JobsOnLinks:
         met = np.flatnonzero(_meeting_edges(parts, links, lengths))
         pointers = np.concatenate([[0], np.cumsum(lengths)])
         met_links = links[ranges(pointers[met], lengths[met])]
-        met_pointers = np.concatenate([[0], np.cumsum(lengths[met])])
-        return cls(met.astype(np.int32), LinkSharing.of(met_pointers, met_links))
+        return cls(
+            met.astype(np.int32),
+            LinkSharing.of(np.concatenate([[0], np.cumsum(lengths[met])]), met_links),
+        )
 
 
 def _meeting_edges(parts: Sequence[Edges], links: IntArray, lengths: IntArray) -> NDArray[np.bool_]:

@@ -41,8 +41,11 @@ class _KnownPatterns(NamedTuple):
 
     def are_of(self, stage: Stage, phase: Phase) -> bool:
         """Whether they are those of the edges of a stage in one of its phases."""
-        same = self.arcs is stage.edges.arcs and self.first is phase.first
-        return same and self.phases == len(stage.phases)
+        return (
+            self.arcs is stage.edges.arcs
+            and self.first is phase.first
+            and self.phases == len(stage.phases)
+        )
 
 
 @dataclass
@@ -107,8 +110,9 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
-        same = self._find_unscaled(stage, stage.phases[0])
-        patterns = same or self._fitting(self._known, stage, stage.phases[0])
+        patterns = self._find_unscaled(stage, stage.phases[0]) or self._fitting(
+            self._known, stage, stage.phases[0]
+        )
         return None if patterns is None else patterns.classes
 
 
@@ -165,8 +169,11 @@ class StageRates:
         self, find: Callable[[FloatArray, Stage, UseOrders], ClassRates], stage: Stage
     ) -> ClassRates:
         """Return the `duty_cycle_rates` or `fill_and_drain_rates` of edges, whatever their caps."""
-        key = find, stage.edges, *stage.phases
-        return once(self._classed, key, lambda: find(self.capacity_Bps, stage, self.orders))
+        return once(
+            self._classed,
+            (find, stage.edges, *stage.phases),
+            lambda: find(self.capacity_Bps, stage, self.orders),
+        )
 
 
 def is_steady(stage: Stage) -> bool:

@@ -97,8 +97,10 @@ class SocketNetwork(Network):
             backward = wired.pairs[fold_pair(sender, receiver, wired.ranks, len(wired.rounds))][1]
 
             def write_ready() -> None:
-                at_s = backward.send_ready(queue.now_s)
-                queue.at(at_s, lambda: loops.receive_ready(sender, receiver, number))
+                queue.at(
+                    backward.send_ready(queue.now_s),
+                    lambda: loops.receive_ready(sender, receiver, number),
+                )
 
             self._send_in_order(backward, [write_ready])
 

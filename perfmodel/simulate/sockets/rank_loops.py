@@ -101,14 +101,22 @@ def _messages(
     phase: Phase, rounds: Iterator[Round], folding: Folding | None
 ) -> Iterator[list[Message]]:
     """Messages of each repeat of a phase: one for each pair, as long as its likes' on average."""
-    is_steady = not phase.first.any() and (phase.active == phase.repeat).all()
-    is_even = is_steady and np.ptp(phase.nbytes) <= EVEN_BYTES
+    is_even = (
+        not phase.first.any()
+        and (phase.active == phase.repeat).all()
+        and np.ptp(phase.nbytes) <= EVEN_BYTES
+    )
     even = float(phase.nbytes.mean()) if is_even else None
     if folding is None:
         return (_joined(part, even) for part in islice(rounds, phase.repeat))
     likes = folding.likes(phase.nbytes).mean(axis=0).tolist()
-    pairs = zip(folding.pairs(phase), likes, strict=True)
-    return repeat([(*ends, like if even is None else even) for ends, like in pairs], phase.repeat)
+    return repeat(
+        [
+            (*ends, like if even is None else even)
+            for ends, like in zip(folding.pairs(phase), likes, strict=True)
+        ],
+        phase.repeat,
+    )
 
 
 def _joined(part: Round, even: float | None) -> list[Message]:
