@@ -121,19 +121,14 @@ def exposed(
     >>> exposed([(0.0, 5.0)], [(1.0, 2.0), (4.0, 9.0)])
     [(0.0, 1.0), (2.0, 4.0)]
     """
-    free: list[tuple[float, float]] = []
-    shields = union(cover)
-    for start, stop in union(busy):
-        position = start
-        for low, high in shields:
-            if high <= position or low >= stop:
-                continue
-            if low > position:
-                free.append((position, low))
-            position = high
-        if position < stop:
-            free.append((position, stop))
-    return free
+    bounds = [-math.inf, *(end for shield in union(cover) for end in shield), math.inf]
+    gaps = list(zip(bounds[::2], bounds[1::2], strict=True))
+    return [
+        (max(start, low), min(stop, high))
+        for start, stop in union(busy)
+        for low, high in gaps
+        if low < stop and start < high and start < stop
+    ]
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

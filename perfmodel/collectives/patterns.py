@@ -126,8 +126,9 @@ def around(
         return ranges(src, dst, channel, first, counts.ravel(), sizes, reduces=reduces)
 
     active = np.full(edges, ranks - 1)
-    phase = Phase(name, src, dst, channel, mean.ravel(), ranks - 1, zeros, active, adds=reduces)
-    return Pattern(phase, step)
+    return Pattern(
+        Phase(name, src, dst, channel, mean.ravel(), ranks - 1, zeros, active, adds=reduces), step
+    )
 
 
 def ranges(

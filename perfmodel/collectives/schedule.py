@@ -269,8 +269,9 @@ def _send_table(number: int, sends: Iterable[SentChunk]) -> IntArray:
     try:
         rows = list(sends)
     except TypeError:
-        fault = Fault(f"rounds.{number}", repr(sends), f"a list of sends, each {_SEND}")
-        raise InputError(fault) from None
+        raise InputError(
+            Fault(f"rounds.{number}", repr(sends), f"a list of sends, each {_SEND}")
+        ) from None
     raise_faults(
         Fault(f"rounds.{number}.{at}", repr(send), _SEND)
         for at, send in enumerate(rows)

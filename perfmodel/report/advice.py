@@ -311,13 +311,6 @@ def as_it_is(advice: Advice) -> str:
 
 def advice_lines(advice: Advice) -> list[Block]:
     """Arrange advice for the terminal."""
-    notes = [
-        *power_limits(advice),
-        *left_out(advice),
-        *narrow_gains(advice),
-        INTERVALS,
-        quantities.rests_on(advice.base),
-    ]
     return for_ranks_of(
         advice.topology,
         [
@@ -327,7 +320,16 @@ def advice_lines(advice: Advice) -> list[Block]:
             *paragraphs(proposals(advice)),
             *([] if advice.best is None else [Code(command(advice, advice.best))]),
             *words_blocks(advice.words),
-            *paragraphs(notes, "note"),
+            *paragraphs(
+                [
+                    *power_limits(advice),
+                    *left_out(advice),
+                    *narrow_gains(advice),
+                    INTERVALS,
+                    quantities.rests_on(advice.base),
+                ],
+                "note",
+            ),
         ],
     )
 

@@ -152,13 +152,18 @@ def write_collective(title: str, rows: Sequence[Row], notes: Sequence[str], fold
     Returns and raises as `write_report_files`.
     """
     names = [name for name in rows[0] if name != "interval_s"]
-    cells = ((*(row[name] for name in names), *(row["interval_s"] or ("", ""))) for row in rows)
     document = {"title": title, "rows": list(rows), "notes": list(notes)}
     return write_report_files(
         folder,
         {
             "collective.html": collective_html(title, rows, notes),
-            "collective.csv": csv_text([*names, "low_s", "high_s"], cells),
+            "collective.csv": csv_text(
+                [*names, "low_s", "high_s"],
+                (
+                    (*(row[name] for name in names), *(row["interval_s"] or ("", "")))
+                    for row in rows
+                ),
+            ),
             "collective.json": document,
             SPREADSHEET: spreadsheet(document),
         },

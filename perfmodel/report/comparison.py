@@ -249,11 +249,14 @@ def what_if_table(comparison: Comparison) -> Table:
     rows += [(each.what, list(map(_cells, each.steps_s, now_s))) for each in imagined]
     if len(names) > 3:  # one column per side, of the step and what is saved of it
         titles = ["with (saved)", *(f">{name}" for name in names)]
-        brief = [
-            [what, *(f"{step} ({saved})" if saved else step for step, saved in pairs)]
-            for what, pairs in rows
-        ]
-        return Table(titles, brief, wraps=True)
+        return Table(
+            titles,
+            [
+                [what, *(f"{step} ({saved})" if saved else step for step, saved in pairs)]
+                for what, pairs in rows
+            ],
+            wraps=True,
+        )
     titles = ["with", *(title for name in names for title in (f">{name}", ">saved"))]
     shares: list[list[str]] = [[] for _ in rows]
     if any(share is not None for each in imagined for share in each.shares):

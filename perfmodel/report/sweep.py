@@ -454,8 +454,14 @@ def _charts(swept: SweepResult) -> list[Section]:
         ),
         (not all(answer.fits for _, answer in pairs), "Open marks do not fit in memory."),
     )
-    drawn = Figure(draw_throughput(pairs, axes), "throughput", f"Lines: throughput along {field}")
-    return [section(f"Throughput by {field}", lead, drawn), steps]
+    return [
+        section(
+            f"Throughput by {field}",
+            lead,
+            Figure(draw_throughput(pairs, axes), "throughput", f"Lines: throughput along {field}"),
+        ),
+        steps,
+    ]
 
 
 def sweep_lines(swept: SweepResult) -> list[Block]:

@@ -175,31 +175,49 @@ def topology_html(topology: Topology) -> str:
     table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
     said = _paths_text({cell for row in rows for cell in row})
     device = "process " if has_processes(topology) else "gpu "
-    sources = {
-        re.sub("^gpu ", device, name): re.sub(
-            r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:]
-        )
-        for name, text in topology.sources.items()
-    }
-    shown = (
-        section(
-            "Machine and links",
-            f"{topology_caption(topology)}. Rates are usable ones, each way.",
-            Figure(draw_topology(topology), "topology", f"Picture of {topology.name}"),
-        ),
-        section(
-            "Links",
-            " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology)),
-            Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology))),
-        ),
-        section("Paths inside a host", said, table) if len(names) <= _MOST_COLUMNS else None,
-    )
     return render_html(
         topology.name,
         [
             header(network_text(topology), topology.name, []),
-            *for_ranks_of(topology, shown),
-            section("Where the numbers come from", "", Definitions(sources)),
+            *for_ranks_of(
+                topology,
+                (
+                    (
+                        section(
+                            "Machine and links",
+                            f"{topology_caption(topology)}. Rates are usable ones, each way.",
+                            Figure(
+                                draw_topology(topology), "topology", f"Picture of {topology.name}"
+                            ),
+                        ),
+                        section(
+                            "Links",
+                            " ".join(
+                                f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology)
+                            ),
+                            Table(
+                                (">links", "kind", ">each way", ">latency"),
+                                list(link_rows(topology)),
+                            ),
+                        ),
+                        section("Paths inside a host", said, table)
+                        if len(names) <= _MOST_COLUMNS
+                        else None,
+                    )
+                ),
+            ),
+            section(
+                "Where the numbers come from",
+                "",
+                Definitions(
+                    {
+                        re.sub("^gpu ", device, name): re.sub(
+                            r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:]
+                        )
+                        for name, text in topology.sources.items()
+                    }
+                ),
+            ),
         ],
     )
 

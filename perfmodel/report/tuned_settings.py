@@ -134,21 +134,25 @@ def settings_lines(tuned: SettingsTuning) -> list[Block]:
 
 def settings_json(tuned: SettingsTuning) -> dict[str, Any]:
     """Return a tuning as JSON; times in seconds, values of settings as a scenario has them."""
-    document = {
-        "scenario": tuned.scenario.name,
-        **attributes(tuned, "workload machine gpus nodes kind strategy fields"),
-        "default": _trial(tuned.default),
-        "asked": None if tuned.requested is None else _trial(tuned.requested),
-        "best": None if tuned.best is None else _trial(tuned.best),
-        "gain": tuned.gain,
-        "recommended": {"keep": "default" if tuned.keep else None},
-        "tried": len(tuned.trials),
-        **attributes(tuned, "simulated too_large refused"),
-        "curve": [_trial(trial) for trial in tuned.trials],
-        "snippet": yaml_snippet(tuned),
-        **attributes(tuned, "words assumptions provenance"),
-    }
-    return dict(as_json(document, "tuning"))
+    return dict(
+        as_json(
+            {
+                "scenario": tuned.scenario.name,
+                **attributes(tuned, "workload machine gpus nodes kind strategy fields"),
+                "default": _trial(tuned.default),
+                "asked": None if tuned.requested is None else _trial(tuned.requested),
+                "best": None if tuned.best is None else _trial(tuned.best),
+                "gain": tuned.gain,
+                "recommended": {"keep": "default" if tuned.keep else None},
+                "tried": len(tuned.trials),
+                **attributes(tuned, "simulated too_large refused"),
+                "curve": [_trial(trial) for trial in tuned.trials],
+                "snippet": yaml_snippet(tuned),
+                **attributes(tuned, "words assumptions provenance"),
+            },
+            "tuning",
+        )
+    )
 
 
 def _trial(trial: Trial) -> dict[str, Any]:

@@ -184,24 +184,23 @@ def _curve(tuned: TuneResult) -> Section:
 def _horovod(tuned: TuneResult) -> Section | None:
     if tuned.horovod is None:
         return None
-    table = tabulate(
-        tuned.horovod.curve,
-        (
-            (
-                ">fusion threshold",
-                lambda fusion: (
-                    f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
-                ),
-            ),
-            (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
-            (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
-            (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
-        ),
-    )
     return section(
         "Horovod",
         tuning_text.horovod_line(tuned.horovod),
-        table,
+        tabulate(
+            tuned.horovod.curve,
+            (
+                (
+                    ">fusion threshold",
+                    lambda fusion: (
+                        f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
+                    ),
+                ),
+                (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
+                (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
+                (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+            ),
+        ),
         Bullets(tuned.horovod.assumptions),
     )
 

@@ -449,15 +449,6 @@ def _words(tuned: TuneResult, choice: Choice) -> dict[str, Words]:
 def curve_csv(tuned: TuneResult) -> str:
     """Return the curve as CSV, one line per partition that one cap can make."""
     regrets = ("regret", "regret_quick", "regret_slow")[: len(tuned.curve[0].regrets)]
-    titles = [
-        "bucket_cap_mb",
-        "low_mb",
-        "high_mb",
-        "buckets",
-        "step_time_s",
-        "exposed_comm_s",
-        "simulated",
-    ]
     rows = (
         (
             number(point.bucket_cap_mb),
@@ -471,7 +462,19 @@ def curve_csv(tuned: TuneResult) -> str:
         )
         for point in tuned.curve
     )
-    return csv_text([*titles, *regrets], rows)
+    return csv_text(
+        [
+            "bucket_cap_mb",
+            "low_mb",
+            "high_mb",
+            "buckets",
+            "step_time_s",
+            "exposed_comm_s",
+            "simulated",
+            *regrets,
+        ],
+        rows,
+    )
 
 
 def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:

@@ -48,7 +48,6 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
         {group: number for number, group in enumerate(dict.fromkeys(names), start=1)},
         {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
     )
-    groups = {str(number): list(members) for (_, members), number in numbers[0].items()}
     contents = {
         folder / f"{name}.{rank}.et": _nodes_of(plan, rank_class, rank, numbers)
         for rank_class in plan.classes
@@ -56,7 +55,12 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
     }
     for path, nodes in contents.items():
         write_atomically(path, encode_trace(nodes))
-    write_atomically(folder / GROUPS, json.dumps(groups, indent=1))
+    write_atomically(
+        folder / GROUPS,
+        json.dumps(
+            {str(number): list(members) for (_, members), number in numbers[0].items()}, indent=1
+        ),
+    )
     return [*contents, folder / GROUPS]
 
 

@@ -240,21 +240,20 @@ def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) 
     dst, begin = (src - 1) % ranks, (src + ahead) % ranks * each
     left_out = sizes.reshape(ranks, each).sum(axis=1)[(src + ahead - 1) % ranks]
     repeat = (ranks - 1) * each
-    phase = Phase(
-        name,
-        src,
-        dst,
-        zeros,
-        (sizes.sum() - left_out) / max(repeat, 1),
-        repeat,
-        zeros,
-        np.full(ranks, repeat),
-        lag=each,
-        drained=not reduces,
-        adds=reduces,
-    )
     return Pattern(
-        phase,
+        Phase(
+            name,
+            src,
+            dst,
+            zeros,
+            (sizes.sum() - left_out) / max(repeat, 1),
+            repeat,
+            zeros,
+            np.full(ranks, repeat),
+            lag=each,
+            drained=not reduces,
+            adds=reduces,
+        ),
         lambda step: ranges(src, dst, zeros, begin + step, ones, sizes, reduces=reduces),
     )
 

@@ -347,20 +347,19 @@ def draw_breakdown(result: Result) -> Drawing:
 
     title = "share of the step" if shares else f"time per step ({unit})"
     bare = axis_layout(showticklabels=False, showgrid=False, showline=False)
-    traces = [
-        bars(
-            part,
-            [height(point, part) if lies else f"{point.gpus:,}" for point in points],
-            ["" if lies else height(point, part) for point in points],
-            WORK.get(part, WORK["host"]),
-            [hover(point, part) for point in points],
-            orientation="h" if lies else "v",
-        )
-        for part in parts_that_matter(points)
-    ]
     return new_figure(
         130 if lies else 360,
-        traces,
+        [
+            bars(
+                part,
+                [height(point, part) if lies else f"{point.gpus:,}" for point in points],
+                ["" if lies else height(point, part) for point in points],
+                WORK.get(part, WORK["host"]),
+                [hover(point, part) for point in points],
+                orientation="h" if lies else "v",
+            )
+            for part in parts_that_matter(points)
+        ],
         x=axis_layout(title, range=[0, 1.02 * max(steps) / scale])
         if lies
         else axis_layout("GPUs", type="category", showgrid=False),

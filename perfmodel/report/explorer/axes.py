@@ -109,11 +109,16 @@ def _hooks(scenario: Scenario) -> Iterator[Axis]:
         choices = {name: (name or "as parameters", name) for name in (own, "fp32", "bf16")}
     else:
         return
-    stops = (
-        Stop(0.0, text, 1.0 + at, {f"strategy.{field}": value})
-        for at, (text, value) in enumerate(choices.values())
+    yield from _make_axis(
+        scenario,
+        "hook",
+        title,
+        1.0 + list(choices).index(own),
+        (
+            Stop(0.0, text, 1.0 + at, {f"strategy.{field}": value})
+            for at, (text, value) in enumerate(choices.values())
+        ),
     )
-    yield from _make_axis(scenario, "hook", title, 1.0 + list(choices).index(own), stops)
 
 
 def _ddp_hooks(scenario: Scenario, own: Hook) -> dict[str, tuple[str, Any]]:
@@ -305,16 +310,20 @@ def _cap_axis(scenario: Scenario, result: Result) -> Iterator[Axis]:
     caps = sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, own})
     kept = {} if first is None else {"strategy.first_bucket": f"{first:.0f} B"}
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
-    stops = (
-        Stop(
-            float(at),
-            quantities.whole(quantities.size(nbytes)),
-            nbytes,
-            {"strategy.bucket_cap": f"{nbytes:.0f} B"} | kept,
-        )
-        for at, nbytes in enumerate(caps)
+    yield Axis(
+        "cap",
+        "Bucket cap",
+        tuple(
+            Stop(
+                float(at),
+                quantities.whole(quantities.size(nbytes)),
+                nbytes,
+                {"strategy.bucket_cap": f"{nbytes:.0f} B"} | kept,
+            )
+            for at, nbytes in enumerate(caps)
+        ),
+        caps.index(own),
     )
-    yield Axis("cap", "Bucket cap", tuple(stops), caps.index(own))
 
 
 def _network_axes(scenario: Scenario) -> Iterator[Axis]:

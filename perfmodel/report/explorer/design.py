@@ -156,10 +156,6 @@ class Design:
         """Whether every combination is simulated."""
         return len(self.points) == math.prod(map(len, self.axes))
 
-    def has(self, point: Point) -> bool:
-        """Whether a combination is simulated."""
-        return point in self._number
-
     def weights(self, place: Place) -> dict[int, float]:
         """Numbers of simulated points and their weights, which add up to 1; one on a point."""
         weights: dict[int, float] = {}

@@ -136,19 +136,6 @@ def events_section(point: SizeResult) -> Section | None:
     cost = point.disturbance
     if cost is None:
         return None
-    jobs = tabulate(
-        cost.jobs,
-        (
-            ("Job", lambda job: job.name),
-            (">GPUs", lambda job: f"{job.gpus:,}"),
-            (">Step", lambda job: quantities.duration(job.step_time_s)),
-            (">Step alone", lambda job: quantities.duration(job.alone_s)),
-            (
-                ">Slower by",
-                lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
-            ),
-        ),
-    )
     return section(
         "What happens around it, and what it costs",
         lead(point, cost),
@@ -162,7 +149,28 @@ def events_section(point: SizeResult) -> Section | None:
             if len(cost.steps_s) > 1
             else []
         ),
-        *([Heading("The other jobs"), jobs] if cost.jobs else []),
+        *(
+            [
+                Heading("The other jobs"),
+                tabulate(
+                    cost.jobs,
+                    (
+                        ("Job", lambda job: job.name),
+                        (">GPUs", lambda job: f"{job.gpus:,}"),
+                        (">Step", lambda job: quantities.duration(job.step_time_s)),
+                        (">Step alone", lambda job: quantities.duration(job.alone_s)),
+                        (
+                            ">Slower by",
+                            lambda job: quantities.percent_column(
+                                job.step_time_s / job.alone_s - 1
+                            ),
+                        ),
+                    ),
+                ),
+            ]
+            if cost.jobs
+            else []
+        ),
         *([Heading("Who waits for whom"), *_waits(point, cost)] if cost.waits else []),
     )
 

@@ -163,8 +163,10 @@ def _pipeline(point: SizeResult) -> list[Block]:
     """Draw the passes of a pipeline, where the model is split into stages."""
     if point.parallel_layout is None or not point.parallel_layout.stages:
         return []
-    drawn = Figure(draw_pipeline(point), "pipeline", "Passes of the stages of one training step")
-    return [drawn, Paragraph(PIPELINE_HINT, "hint")]
+    return [
+        Figure(draw_pipeline(point), "pipeline", "Passes of the stages of one training step"),
+        Paragraph(PIPELINE_HINT, "hint"),
+    ]
 
 
 def _tiles(result: Result) -> Tiles:
@@ -269,27 +271,26 @@ def _buckets(point: SizeResult) -> Section | None:
     if not point.buckets:
         return None
     last_s = max(bucket.end_s for bucket in point.buckets)
-    lead = join_applying(
-        (
-            True,
-            (
-                f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last_s)} "
-                "after the step began. Wait is the time between ready and start, behind earlier "
-                "buckets."
-            ),
-        ),
-        (
-            len(point.buckets) > _BUCKETS_LISTED,
-            f"The first {_BUCKETS_LISTED} are listed; result.json holds all of them.",
-        ),
-    )
 
     def ends_of(names: Sequence[str]) -> str:
         return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
     return section(
         "Gradient buckets",
-        lead,
+        join_applying(
+            (
+                True,
+                (
+                    f"{len(point.buckets)} buckets; the last one ends "
+                    f"{quantities.duration(last_s)} after the step began. Wait is the time between "
+                    "ready and start, behind earlier buckets."
+                ),
+            ),
+            (
+                len(point.buckets) > _BUCKETS_LISTED,
+                f"The first {_BUCKETS_LISTED} are listed; result.json holds all of them.",
+            ),
+        ),
         tabulate(
             point.buckets[:_BUCKETS_LISTED],
             (
@@ -347,7 +348,6 @@ def _memory(point: SizeResult) -> Section:
 
 
 def _grounds(result: Result) -> Section:
-    facts = {"interval": quantities.interval(result.main), **result.provenance}
     lines = [quantities.assumed(text) for text in result.assumptions]
     records = quantities.near_records(result.main)
     return section(
@@ -355,7 +355,10 @@ def _grounds(result: Result) -> Section:
         "",
         *([Heading("Assumptions"), Bullets(lines)] if lines else []),
         Heading("Provenance"),
-        Definitions({"scenario": result.scenario, "simulated as": result.main.mode} | facts),
+        Definitions(
+            {"scenario": result.scenario, "simulated as": result.main.mode}
+            | {"interval": quantities.interval(result.main), **result.provenance}
+        ),
         *([Heading("Nearest records"), Definitions(records)] if records else []),
         Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),
     )

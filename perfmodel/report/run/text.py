@@ -54,18 +54,6 @@ def result_lines(result: Result) -> list[Block]:
     """Arrange a result for the terminal: the answer, the sizes, memory and certainty."""
     main = result.main
     too_big = ", ".join(f"{point.gpus:,}" for point in result.points[:-1] if not point.memory.fits)
-    notes = [
-        f"{quantities.memory(main.memory)}.",
-        *main.memory.advice,
-        f"Does not fit on {too_big} GPUs: those rows are hypothetical." if too_big else "",
-        quantities.hot_spot(main),
-        quantities.limit(main),
-        quantities.slowest(result),
-        quantities.utilisation(main),
-        f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
-        quantities.rests_on(main, sourced=True),
-        *result.notes,
-    ]
     sizes = tabulate(
         result.points,
         (
@@ -92,7 +80,23 @@ def result_lines(result: Result) -> list[Block]:
             *parallelism.result_blocks(main),
             *paragraphs(server_lines(main)),
             *paragraphs(events.lines(main)),
-            *paragraphs(notes, "note"),
+            *paragraphs(
+                [
+                    f"{quantities.memory(main.memory)}.",
+                    *main.memory.advice,
+                    f"Does not fit on {too_big} GPUs: those rows are hypothetical."
+                    if too_big
+                    else "",
+                    quantities.hot_spot(main),
+                    quantities.limit(main),
+                    quantities.slowest(result),
+                    quantities.utilisation(main),
+                    f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
+                    quantities.rests_on(main, sourced=True),
+                    *result.notes,
+                ],
+                "note",
+            ),
         ],
     )
 
@@ -103,7 +107,6 @@ def result_lines(result: Result) -> list[Block]:
 def run_markdown(result: Result) -> str:
     """Write the answer, the findings, the sizes, the parts of the step and what it rests on."""
     main = result.main
-    explained = [*sizes.hints(result), "sizes.csv holds every number in SI units."]
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
     searched = search_blocks(result.search)
     return render_markdown(
@@ -119,7 +122,11 @@ def run_markdown(result: Result) -> str:
                     basis(result),
                     Bullets(findings(result)),
                     sizes.sizes_table(result),
-                    Paragraph(" ".join(explained)),
+                    Paragraph(
+                        " ".join(
+                            [*sizes.hints(result), "sizes.csv holds every number in SI units."]
+                        )
+                    ),
                 ),
                 parallelism.layout_section(main),
                 section(
@@ -267,8 +274,10 @@ def sizes_csv(result: Result) -> str:
 def buckets_csv(result: Result) -> str:
     """Gradient buckets of the size that is asked about; seconds from the start of the step."""
     names = "index nbytes ready_s start_s end_s"
-    rows = (
-        [*attributes(bucket, names).values(), " ".join(bucket.parameters)]
-        for bucket in result.main.buckets
+    return csv_text(
+        [*names.split(), "parameters"],
+        (
+            [*attributes(bucket, names).values(), " ".join(bucket.parameters)]
+            for bucket in result.main.buckets
+        ),
     )
-    return csv_text([*names.split(), "parameters"], rows)

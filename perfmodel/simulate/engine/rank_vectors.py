@@ -181,9 +181,10 @@ class _Recurrence:
     def _ready(self, step: int, task: Task) -> Clock:
         """Return when all dependencies of a task have ended, on each rank."""
         ready: Clock = 0.0
-        waits = [(step, index) for index in task.after]
-        if step:
-            waits += [(step - 1, index) for index in task.after_previous]
+        waits = [
+            *((step, index) for index in task.after),
+            *((step - 1, index) for index in (task.after_previous if step else ())),
+        ]
         for node in waits:
             ended = self._end[node]
             if self._plan.tasks[node[1]].rank_class != task.rank_class:
@@ -348,8 +349,10 @@ def _ancestors(waits: Dependencies, targets: tuple[Node, ...], done: set[Node]) 
     while stack:
         step, index = stack.pop()
         same, previous = waits[index]
-        nodes = [(step, other) for other in same]
-        nodes += [(step - 1, other) for other in previous] if step else []
+        nodes = [
+            *((step, other) for other in same),
+            *((step - 1, other) for other in (previous if step else ())),
+        ]
         for node in nodes:
             if node not in visited and node not in done:
                 visited.add(node)

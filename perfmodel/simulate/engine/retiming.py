@@ -258,9 +258,10 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
             continue
         members = together.get(index, (index,))
         places = tuple([first + member for member in members])
-        needs = [first + at for member in members for at in waits[member][0]]
-        if step:
-            needs += [first - tasks + at for member in members for at in waits[member][1]]
+        needs = [
+            *(first + at for member in members for at in waits[member][0]),
+            *(first - tasks + at for member in members if step for at in waits[member][1]),
+        ]
         classes = tuple([plan.tasks[member].rank_class for member in members])
         done.update(places)
         kind, times_s = kinds[task.stream], (began_s, ended_s, stretch)

@@ -229,8 +229,6 @@ def node_document(ranks: int, gpu: str, fit: LinkFit | None, source: str) -> dic
     `fit`: None for one rank.
     `source`: where the numbers come from.
     """
-    bandwidth = f"{fit.bandwidth_Bps / 1e9:.9g} GB/s" if fit else "1 TB/s"
-    latency = f"{fit.latency_s / 2 * 1e6:.9g} us" if fit else "0 s"
     last = f"rank[0-{ranks - 1}]" if ranks > 1 else "rank0"
     return {
         "perfmodel": 1,
@@ -241,11 +239,11 @@ def node_document(ranks: int, gpu: str, fit: LinkFit | None, source: str) -> dic
         "links": {
             "recorded": {
                 "kind": "nvlink",
-                "bandwidth": bandwidth,
+                "bandwidth": f"{fit.bandwidth_Bps / 1e9:.9g} GB/s" if fit else "1 TB/s",
                 "source": "trace",
                 "efficiency": 1.0,
                 "efficiency_source": "trace",
-                "latency": latency,
+                "latency": f"{fit.latency_s / 2 * 1e6:.9g} us" if fit else "0 s",
                 "latency_source": "trace",
             }
         },

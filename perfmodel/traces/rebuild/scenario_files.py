@@ -295,10 +295,9 @@ def _model_document(
 
 
 def _parameter(gradient: Gradient) -> dict[str, Any]:
-    size = {"shape": list(gradient.shape)} if gradient.shape else {"numel": gradient.elements}
     return {
         "name": gradient.name,
-        **size,
+        **({"shape": list(gradient.shape)} if gradient.shape else {"numel": gradient.elements}),
         "dtype": gradient.dtype if gradient.dtype in TRAINABLE else "fp32",
     }
 
@@ -360,7 +359,6 @@ def _scenario_document(
     batch: int,
 ) -> dict[str, Any]:
     dtypes = {gradient.dtype for gradient in gradients}
-    on_cpu = {"workers": 1 if trace.blocks else 2, "host_step": "0 s"} if trace.on_cpu else {}
     return {
         "perfmodel": 1,
         "model": {"file": MODEL},
@@ -374,7 +372,10 @@ def _scenario_document(
         "strategy": _fsdp_section(trace, profile) if trace.fsdp else _ddp_section(trace, caps),
         "cluster": {"node": MACHINE, "gpus_per_node": trace.world_size},
         "training": {"batch_per_gpu": batch},
-        "library": {"name": "plain", **on_cpu},
+        "library": {
+            "name": "plain",
+            **({"workers": 1 if trace.blocks else 2, "host_step": "0 s"} if trace.on_cpu else {}),
+        },
     }
 
 

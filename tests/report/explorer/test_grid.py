@@ -240,7 +240,7 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
         values = [stop.value for stop in one.stops]
         assert values == sorted(values)
         for number in range(len(one)):  # every setting alone
-            assert design.has((*design.baseline[:at], number, *design.baseline[at + 1 :]))
+            assert (*design.baseline[:at], number, *design.baseline[at + 1 :]) in design.points
     assert max(map(len, design.groups)) == {54: 1, 70: 2}.get(most, 3)
 
 
