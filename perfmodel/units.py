@@ -20,13 +20,9 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0
 BYTES: Mapping[str, float] = {f"{prefix}B": scale for prefix, scale in (_DECIMAL | _BINARY).items()}
 """Bytes per unit of size."""
 
-_BITS = {f"{prefix}bit": scale / 8 for prefix, scale in _DECIMAL.items()}
-
-BANDWIDTHS: Mapping[str, float] = (
-    {f"{unit}/s": scale for unit, scale in BYTES.items()}
-    | {f"{unit}/s": scale for unit, scale in _BITS.items()}
-    | {f"{prefix}bps": scale / 8 for prefix, scale in _DECIMAL.items()}
-)
+BANDWIDTHS: Mapping[str, float] = {f"{unit}/s": scale for unit, scale in BYTES.items()} | {
+    f"{prefix}{bits}": scale / 8 for bits in ("bit/s", "bps") for prefix, scale in _DECIMAL.items()
+}
 """Bytes per second per unit of bandwidth; the ``bps`` family always means bits."""
 
 TIMES: Mapping[str, float] = {

@@ -138,11 +138,14 @@ def _check_work(
             times = orders * len(by_size)
             sends += times * sends_in(by_size[max(by_size)](), (MOST_SENDS - sends) // times)
             if sends > MOST_SENDS:
-                allowed = (
-                    f"what executes {MOST_SENDS:,} sends at most; {name} reaches that at "
-                    f"{count} ranks with {orders} orders of {len(by_size)} sizes each"
+                raise InputError(
+                    Fault(
+                        "ranks",
+                        ranks,
+                        f"what executes {MOST_SENDS:,} sends at most; {name} reaches that at "
+                        f"{count} ranks with {orders} orders of {len(by_size)} sizes each",
+                    )
                 )
-                raise InputError(Fault("ranks", ranks, allowed))
 
 
 def _row(

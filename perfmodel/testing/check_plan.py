@@ -102,8 +102,10 @@ def _ranks(plan: StepPlan, count: int | None) -> Iterator[str]:
         missing, extra = sorted(expected - planned), sorted(planned - expected)
         without = f", without {missing[:4]}" if missing else ""
         beyond = f", with {extra[:4]}" if extra else ""
-        allowed = f"0 to {len(expected) - 1}"
-        yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: {allowed}"
+        yield (
+            f"classes: found {len(planned)} ranks{without}{beyond}; allowed: 0 to "
+            f"{len(expected) - 1}"
+        )
     yield from (
         f"rank {rank} is in two classes"
         for rank in _twice(rank for each in plan.classes for rank in each.ranks)

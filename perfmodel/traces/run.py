@@ -174,11 +174,10 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     )
     ranks = sorted(map(read_rank, files), key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):
-        text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
         refuse_if(
             len({trace.rank for trace in ranks}) < len(ranks),
             "trace",
-            text,
+            ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks),
             "one trace for each rank",
         )
         return tuple(ranks)

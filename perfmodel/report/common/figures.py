@@ -346,7 +346,6 @@ def draw_breakdown(result: Result) -> Drawing:
         )
 
     title = "share of the step" if shares else f"time per step ({unit})"
-    bare = axis_layout(showticklabels=False, showgrid=False, showline=False)
     return new_figure(
         130 if lies else 360,
         [
@@ -363,7 +362,7 @@ def draw_breakdown(result: Result) -> Drawing:
         x=axis_layout(title, range=[0, 1.02 * max(steps) / scale])
         if lies
         else axis_layout("GPUs", type="category", showgrid=False),
-        y=bare
+        y=axis_layout(showticklabels=False, showgrid=False, showline=False)
         if lies
         else axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""),
         barmode="stack",

@@ -142,7 +142,6 @@ def _render_all(blocks: Iterable[Block]) -> str:
 
 def render_block(block: Block) -> str:
     """Write one block and what is in it."""
-    html = ""
     match block:
         case Paragraph(text, role):
             tag = "h1" if role == "headline" else "p"
@@ -174,18 +173,17 @@ def render_block(block: Block) -> str:
 
 
 def _container(block: Block) -> str:
-    html = ""
     match block:
         case Header(inner):
-            html = f"<header>{_render_all(inner)}</header>"
+            return f"<header>{_render_all(inner)}</header>"
         case Box(style, inner):
-            html = f"<div{_class(style)}>{_render_all(inner)}</div>"
+            return f"<div{_class(style)}>{_render_all(inner)}</div>"
         case Folded(title, inner):
-            html = f"<details><summary>{escape(title)}</summary>{_render_all(inner)}</details>"
+            return f"<details><summary>{escape(title)}</summary>{_render_all(inner)}</details>"
         case Section(title, inner):
             anchor = "".join(c if c.isalnum() else "-" for c in title.lower())
-            html = f'<section id="{anchor}"><h2>{escape(title)}</h2>{_render_all(inner)}</section>'
-    return html
+            return f'<section id="{anchor}"><h2>{escape(title)}</h2>{_render_all(inner)}</section>'
+    return ""
 
 
 def _class(style: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.errors import Fault, raise_faults
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.timeline import union
 from perfmodel.traces.kineto.work import overlap_s
 from perfmodel.traces.model import Call, RankTrace, StepParts, TracedStep
@@ -113,16 +113,24 @@ def _awaited_s(step: TracedStep) -> float:
 
 
 def _check_alike(ranks: Sequence[RankTrace]) -> None:
-    first, faults = ranks[0], []
+    first, faults = ranks[0], list[Fault]()
     sizes = [len(layer.gradients) for layer in first.layers]
     for rank in ranks[1:]:
-        if [len(layer.gradients) for layer in rank.layers] != sizes:
-            text = f"rank {rank.rank} with {len(rank.layers)} layers"
-            allowed = f"the {len(sizes)} layers of rank {first.rank}: traces of one job"
-            faults.append(Fault("trace", text, allowed, str(rank.path)))
-        if rank.world_size != first.world_size:
-            allowed = f"{first.world_size}, as {first.path.name} says"
-            faults.append(Fault("world_size", f"{rank.world_size} ranks", allowed, str(rank.path)))
+        faults += failed(
+            (
+                [len(layer.gradients) for layer in rank.layers] != sizes,
+                "trace",
+                f"rank {rank.rank} with {len(rank.layers)} layers",
+                f"the {len(sizes)} layers of rank {first.rank}: traces of one job",
+            ),
+            (
+                rank.world_size != first.world_size,
+                "world_size",
+                f"{rank.world_size} ranks",
+                f"{first.world_size}, as {first.path.name} says",
+            ),
+            file=str(rank.path),
+        )
     raise_faults(faults)
 
 
