@@ -77,10 +77,12 @@ def read_plan(folder: Path) -> TracePlan:
     files = _rank_files(folder)
     builder = _Builder(_read_groups(folder, len(files)), len(files), folder)
     classes = _read_classes(files, builder)
-    own = all(any(CLASS in n.attributes for n in nodes) for nodes, _ in classes.values())
     for name, (nodes, members) in classes.items():
         builder.add_class(name, tuple(members), nodes)
-    return TracePlan(builder.plan(folder.name or "chakra"), own)
+    return TracePlan(
+        builder.plan(folder.name or "chakra"),
+        own=all(any(CLASS in n.attributes for n in nodes) for nodes, _ in classes.values()),
+    )
 
 
 def _rank_files(folder: Path) -> dict[int, Path]:

@@ -198,8 +198,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
     text.take("{")
     while text.peek() != "}":
         key = text.value("a member's name")
-        if not isinstance(key, str):
-            raise trace_fault(path, f"{key!r} where JSON has a member's name")
+        refuse_trace(not isinstance(key, str), path, f"{key!r} where JSON has a member's name")
         text.take(":")
         if key == "traceEvents" and text.peek() == "[":
             has_events = True

@@ -248,9 +248,9 @@ def read_table(path: Path) -> EventTable:
             builder.add(event)
             count += 1
     refuse_trace(not count, path, "no events")
-    if not builder.times["op"] and not builder.times["device"]:
-        kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
-        raise trace_fault(path, f"a trace of another program ({kinds})")
+    kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
+    is_other = not builder.times["op"] and not builder.times["device"]
+    refuse_trace(is_other, path, f"a trace of another program ({kinds})")
     return builder.table(header, count)
 
 
