@@ -34,7 +34,8 @@ class _Team:
     @classmethod
     def of(cls, ranks: int) -> _Team:
         """Ranks 2i fold into 2i + 1 until a power of two is left."""
-        extra = np.arange(ranks - (1 << (ranks.bit_length() - 1)))
+        size = 1 << (ranks.bit_length() - 1)
+        extra = np.arange(ranks - size)
         members = np.concatenate([2 * extra + 1, np.arange(2 * len(extra), ranks)])
         return cls(members, 2 * extra + 1, 2 * extra)
 

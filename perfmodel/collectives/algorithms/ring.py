@@ -198,7 +198,8 @@ def segments(
     >>> segments(4, 25 * 2**20)
     (28, 936232)
     """
-    fewest = max(-(-nbytes // (max(segment_bytes // itemsize, 1) * itemsize)), 2 * ranks)
+    largest = max(segment_bytes // itemsize, 1) * itemsize
+    fewest = max(-(-nbytes // largest), 2 * ranks)
     number = -(-fewest // ranks) * ranks
     return number, -(-nbytes // (number * itemsize)) * itemsize
 

@@ -66,7 +66,8 @@ def forest_of(parents: IntArray) -> Forest:
     depth, height = _depth(above), np.zeros(channels * ranks, dtype=np.int64)
     child = np.flatnonzero(above >= 0)
     order = child[stable_order(-depth[child])]
-    for lower in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else ():
+    ends = np.flatnonzero(np.diff(depth[order])) + 1
+    for lower in np.split(order, ends) if len(order) else ():
         np.maximum.at(height, above[lower], height[lower] + 1)
     tree = child // ranks
     tallest = height.reshape(channels, ranks).max(axis=1, initial=0)[tree]
