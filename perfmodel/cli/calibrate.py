@@ -19,7 +19,7 @@ from perfmodel.cli.output import (
     load_profile,
     print_answer,
     print_json,
-    print_note,
+    print_notes,
     print_table,
     print_text,
     progress_bar,
@@ -117,11 +117,11 @@ def calibrate(
                 _print_factors(fit)
             else:
                 _print_numbers(fit, profile.library)
-    print_note(f"wrote {output}")
+    print_notes(f"wrote {output}")
     if plot is not None:
         from perfmodel.report.validation import write_residuals
 
-        print_note(f"wrote {write_residuals(profile, plot)}")
+        print_notes(f"wrote {write_residuals(profile, plot)}")
 
 
 def _profile_from_sweeps(
@@ -142,8 +142,7 @@ def _profile_from_sweeps(
     )
     with flags_as_fields(MACHINE_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
-    for text in (note for fit in profile.fits for note in fit.notes):
-        print_note(f"Note: {text}.")
+    print_notes(*(f"Note: {note}." for fit in profile.fits for note in fit.notes))
     return profile
 
 
@@ -182,8 +181,7 @@ def _profile_from_measurements(
         f"{len(sizes)} sizes in all",
         "measurements at more sizes: these determine no number at all",
     )
-    for doubt in doubts(measurements, machine, names):
-        print_note(f"Note: {doubt}.")
+    print_notes(*(f"Note: {doubt}." for doubt in doubts(measurements, machine, names)))
     return profile
 
 

@@ -31,7 +31,7 @@ from perfmodel.cli.output import (
     parse_quantities,
     print_blocks,
     print_json,
-    print_note,
+    print_notes,
     print_table,
     print_text,
     print_written,
@@ -90,8 +90,7 @@ def collective(
         check_report_folder(output, FILES, (), profile)
     check_algorithm(library, algorithm)
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
-    for text in settings.notes():
-        print_note(text)
+    print_notes(*settings.notes())
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
     from perfmodel.studies.run.collective import collective_answer
@@ -122,8 +121,7 @@ def collective(
         from perfmodel.report.collective import times_table
 
         print_blocks([times_table(times)])
-        for text in notes:
-            print_note(text)
+        print_notes(*notes)
     if output is not None:
         from perfmodel.report.collective import write_collective
         from perfmodel.report.common.document import count_ranks

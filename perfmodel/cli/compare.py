@@ -23,7 +23,7 @@ from perfmodel.cli.output import (
     load_profile,
     output_option,
     print_answer,
-    print_note,
+    print_notes,
     progress_bar,
     read_question,
     scenario_argument,
@@ -212,7 +212,7 @@ def sweep(
     for path, write in ((csv, write_csv), (parquet, write_parquet)):
         if path is not None:
             write(swept, path)
-            print_note(f"wrote {path}")
+            print_notes(f"wrote {path}")
     print_answer(
         swept,
         json=json,
@@ -233,7 +233,7 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         rest = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
-        print_note(f"stopped; {rest}")
+        print_notes(f"stopped; {rest}")
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 

@@ -19,7 +19,7 @@ from perfmodel.cli.output import (
     library_settings,
     load_profile,
     print_answer,
-    print_note,
+    print_notes,
 )
 
 
@@ -56,8 +56,7 @@ def diagnose(
     from perfmodel.validate.diagnose import diagnose_log
 
     settings = library_settings("nccl", "auto", env or [], nccl_version, one_process=False)
-    for text in settings.notes():
-        print_note(text)
+    print_notes(*settings.notes())
     with flags_as_fields(MACHINE_FLAGS):
         diagnoses = diagnose_log(
             log,
@@ -67,5 +66,4 @@ def diagnose(
             profile=load_profile(profile),
         )
     print_answer(diagnoses, json=json, to_json=diagnosis_json, lines=diagnosis_lines)
-    for note in dict.fromkeys(note for each in diagnoses for note in each.notes):
-        print_note(f"Note: {note}.")
+    print_notes(*dict.fromkeys(f"Note: {note}." for each in diagnoses for note in each.notes))

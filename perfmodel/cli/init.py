@@ -15,7 +15,7 @@ from perfmodel.cli.output import (
     flags_as_fields,
     print_json,
     print_listing,
-    print_note,
+    print_notes,
     print_text,
 )
 from perfmodel.errors import Fault, PerfmodelError, raise_faults, refuse_if
@@ -169,8 +169,7 @@ def _write(draft: Draft, output: Path, go_on: str, *, force: bool) -> None:
 
     write_draft(draft, output, force=force)
     print_text(draft.text.rstrip("\n"))
-    for line in (*draft.notes, f"wrote {output}; next: {go_on}"):
-        print_note(line)
+    print_notes(*draft.notes, f"wrote {output}; next: {go_on}")
 
 
 def _ask_for(question: str, default: str, check: Callable[[str], object]) -> str:
@@ -180,7 +179,7 @@ def _ask_for(question: str, default: str, check: Callable[[str], object]) -> str
         try:
             check(answer)
         except PerfmodelError as error:
-            print_note(str(error))
+            print_notes(str(error))
         else:
             return answer
 
@@ -211,10 +210,9 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
             "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML",
         )
         imported.node()
-    for text in imported.notes:
-        print_note(f"assumed: {text}")
+    print_notes(*(f"assumed: {text}" for text in imported.notes))
     write_atomically(place, imported.text())
-    print_note(f"wrote {place}")
+    print_notes(f"wrote {place}")
     return place
 
 

@@ -21,7 +21,7 @@ from perfmodel.cli.output import (
     parse_quantities,
     print_blocks,
     print_json,
-    print_note,
+    print_notes,
     progress_bar,
 )
 from perfmodel.errors import refuse_if
@@ -143,7 +143,7 @@ def _measure_once(
         from perfmodel.files import write_json
 
         write_json(outputs[number - 1], measurement.model_dump())
-        print_note(f"wrote {outputs[number - 1]}")
+        print_notes(f"wrote {outputs[number - 1]}")
     return measurement
 
 
@@ -200,6 +200,6 @@ def _print_rows(measurement: Measurement) -> None:
     print_blocks([tabulate(measurement.rows, columns)])
     load = measurement.machine.get("other_work", "0 %")
     if int(load.split()[0]) >= 5:
-        print_note(f"Other work kept {load} busy meanwhile; on a quiet machine times are shorter.")
+        print_notes(f"Other work kept {load} busy meanwhile; on a quiet machine times are shorter.")
     if measurement.note:
-        print_note(measurement.note)
+        print_notes(measurement.note)

@@ -14,7 +14,7 @@ from perfmodel.cli.output import (
     parse_quantities,
     print_json,
     print_listing,
-    print_note,
+    print_notes,
 )
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 
@@ -68,12 +68,11 @@ def buckets(
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
         workload = load_workload(model)
     if not any(layer.matmul_flops for layer in workload.layers):
-        for note in workload.notes:
-            print_note(note)
+        print_notes(*workload.notes)
     names = [tensor.name for tensor in workload.tensors]
     order = None if ready_order is None else read_order(ready_order, names)
     if order is not None and (first_iteration or find_unused):
-        print_note(
+        print_notes(
             "--ready-order has no effect: these buckets are made before any gradient is ready"
         )
         order = None
@@ -214,8 +213,8 @@ def capture(
         return
     typer.echo(repr(captured))
     if loss is None and not is_configuration(function):
-        print_note("No loss was returned: kernels of one are not counted; (model, batch, loss).")
-    print_note(f"wrote {path}; in a scenario: model: {{file: {path}}}")
+        print_notes("No loss was returned: kernels of one are not counted; (model, batch, loss).")
+    print_notes(f"wrote {path}; in a scenario: model: {{file: {path}}}")
 
 
 def models(
@@ -264,6 +263,5 @@ def models(
         ],
         json=json,
     )
-    for m in zoo if names and not json else ():
-        for note in m.notes:
-            print_note(f"{m.name}: {note}")
+    if names and not json:
+        print_notes(*(f"{m.name}: {note}" for m in zoo for note in m.notes))

@@ -61,17 +61,16 @@ def print_answer(
         print_json(to_json(answer))
     else:
         print_blocks(lines(answer))
-        for note in notes(answer) if notes is not None else ():
-            print_note(note)
+        print_notes(*(notes(answer) if notes is not None else ()))
     if write is not None and folder is not None:
         print_written(write(answer, folder))
 
 
 def print_written(page: Path) -> None:
     """Say which page of a report was written, and what is missing beside it."""
-    print_note(f"wrote {page}")
+    print_notes(f"wrote {page}")
     if importlib.util.find_spec("xlsxwriter") is None:
-        print_note("no result.xlsx beside it: pip install 'perfmodel[xlsx]'")
+        print_notes("no result.xlsx beside it: pip install 'perfmodel[xlsx]'")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -115,9 +114,10 @@ def print_text(text: str) -> None:
     typer.echo(printable(text, lines=True))
 
 
-def print_note(text: str) -> None:
-    """Print a remark to stderr, on one line; what a terminal would obey is escaped."""
-    typer.echo(printable(text, lines=True), err=True)
+def print_notes(*texts: str) -> None:
+    """Print remarks to stderr, each on one line; what a terminal would obey is escaped."""
+    for text in texts:
+        typer.echo(printable(text, lines=True), err=True)
 
 
 def read_question(name: str, overrides: Sequence[str] | None) -> Scenario:
@@ -125,8 +125,7 @@ def read_question(name: str, overrides: Sequence[str] | None) -> Scenario:
     from perfmodel.scenario import load_scenario
 
     scenario = load_scenario(name, overrides or ())
-    for note in scenario.origin.notes:
-        print_note(note)
+    print_notes(*scenario.origin.notes)
     return scenario
 
 

@@ -21,7 +21,7 @@ from perfmodel.cli.output import (
     load_profile,
     output_option,
     print_answer,
-    print_note,
+    print_notes,
     progress_bar,
     read_question,
     scenario_argument,
@@ -114,7 +114,7 @@ def _tune_settings(
 
 def _stages() -> Callable[[str], None] | None:
     """Print the stages of a search for somebody who waits at a terminal."""
-    return print_note if sys.stderr.isatty() else None
+    return print_notes if sys.stderr.isatty() else None
 
 
 def _tune_each(

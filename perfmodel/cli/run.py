@@ -20,7 +20,7 @@ from perfmodel.cli.output import (
     load_profile,
     output_option,
     print_answer,
-    print_note,
+    print_notes,
     print_written,
     progress_bar,
     read_question,
@@ -149,7 +149,7 @@ def _simulate_grid(
     design = design_of(question, result, points)
     minutes = len(design.points) * each_s / count_cores() / 60
     if minutes > WARN_FROM_MIN:
-        print_note(
+        print_notes(
             f"--explore: {len(design.points)} settings may take {math.ceil(minutes)} minutes; "
             "--points N simulates fewer (54 or more)"
         )

@@ -20,7 +20,7 @@ from perfmodel.cli.output import (
     flags_as_fields,
     output_option,
     print_listing,
-    print_note,
+    print_notes,
     print_text,
 )
 from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
@@ -122,11 +122,11 @@ def show(
         from perfmodel.topology.graph_files import write_graph
 
         write_graph(machine, graph)
-        print_note(f"wrote {graph}")
+        print_notes(f"wrote {graph}")
     if output is not None:
         from perfmodel.report.topology import write_topology
 
-        print_note(f"wrote {write_topology(machine, output)}")
+        print_notes(f"wrote {write_topology(machine, output)}")
 
 
 def check(
@@ -258,11 +258,10 @@ def _write(imported: ImportedTopology, output: Path | None) -> None:
         imported.fabric()
     else:
         raise_faults(check(imported.node()))
-    print_note(f"{_KINDS[imported.kind]}: {imported.document['description']}")
-    for text in imported.notes:
-        print_note(f"assumed: {text}")
+    print_notes(f"{_KINDS[imported.kind]}: {imported.document['description']}")
+    print_notes(*(f"assumed: {text}" for text in imported.notes))
     if output is None:
         print_text(imported.text().rstrip("\n"))
         return
     write_atomically(output, imported.text())
-    print_note(f"wrote {output}")
+    print_notes(f"wrote {output}")

@@ -22,7 +22,7 @@ from perfmodel.cli.output import (
     output_option,
     print_answer,
     print_json,
-    print_note,
+    print_notes,
     print_text,
     read_question,
     scenario_argument,
@@ -191,4 +191,4 @@ def export(
         "a strategy whose ranks share steps",
     )
     files = write_plan(prepared.plan_for(None), output, question.name)
-    print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")
+    print_notes(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

@@ -16,7 +16,7 @@ from perfmodel.cli.output import (
     ProfileOption,
     check_outputs,
     print_answer,
-    print_note,
+    print_notes,
 )
 from perfmodel.errors import PerfmodelError
 
@@ -99,12 +99,12 @@ def validate(
         from reports.validation.run import write_spread
 
         write_spread(answer.spread(), spread)
-        print_note(f"wrote {spread}")
+        print_notes(f"wrote {spread}")
 
 
 if __name__ == "__main__":
     try:
         typer.run(validate)
     except PerfmodelError as error:
-        print_note(str(error))
+        print_notes(str(error))
         raise SystemExit(error.exit_code) from None

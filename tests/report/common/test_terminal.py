@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
-from perfmodel.cli.output import print_blocks, print_note, print_text
+from perfmodel.cli.output import print_blocks, print_notes, print_text
 from perfmodel.report.common.document import Paragraph, Table
 
 HOSTILE = "\x1b[31mred\u202e [/foo] [bold]x[/bold] :smile: \x07"
@@ -20,7 +20,7 @@ def test_tables_and_paragraphs_show_what_stands_there(capsys: pytest.CaptureFixt
 
 def test_texts_and_notes_show_what_stands_there(capsys: pytest.CaptureFixture[str]) -> None:
     print_text(HOSTILE)
-    print_note(HOSTILE)
+    print_notes(HOSTILE)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (f"{SHOWN}\n", f"{SHOWN}\n")
 
