@@ -82,7 +82,7 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     rates = bandwidth_factors(fit.numbers)
     if any(factor != 1.0 for factor in rates.values()):
         topology = scale_bandwidths(topology, rates)
-    return machine.with_corrections(_cite(topology, profile, fit, machine.settings), corrections)
+    return machine.with_corrections(corrections, _cite(topology, profile, fit, machine.settings))
 
 
 def with_values(machine: Machine, values: Values) -> Machine:

@@ -141,13 +141,13 @@ class Machine:
         """What `find` returns for a key; found once."""
         return once(self._cache, key, find)
 
-    def with_corrections(self, topology: Topology, measured: Corrections) -> Machine:
+    def with_corrections(self, measured: Corrections, topology: Topology | None = None) -> Machine:
         """The same machine as it was measured.
 
-        Only its links' bandwidths may differ. What the library chose and laid by its own numbers
-        stays, and is looked up once for all of them.
+        Only its links' bandwidths may differ in `topology`. What the library chose and laid by its
+        own numbers stays, and is looked up once for all of them.
         """
-        machine = replace(self, topology=topology, measured=measured)
+        machine = replace(self, topology=topology or self.topology, measured=measured)
         for name in ("_routed", "_cache"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine
@@ -163,10 +163,6 @@ class Machine:
         for name in ("router", "_routed"):
             object.__setattr__(machine, name, getattr(self, name))
         return machine
-
-    def corrected(self, measured: Corrections) -> Machine:
-        """The same machine with other measured corrections."""
-        return self.with_corrections(self.topology, measured)
 
     def differs_in_corrections_only(self, other: Machine) -> bool:
         """Whether both are `with_corrections` from one machine and have the same links."""

@@ -231,11 +231,9 @@ def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
         return training.batch_per_gpu
     ranks = scenario.data_ranks(gpus)
     total, micro_batches = training.global_batch or 0, ranks * scenario.accumulate
-    if total % micro_batches:
-        unit = "GPUs" if scenario.parallel.gpus_per_replica == 1 else "data-parallel ranks"
-        raise scenario.fault(
-            "training.global_batch", str(total), divisible_by((ranks,), scenario.accumulate, unit)
-        )
+    unit = "GPUs" if scenario.parallel.gpus_per_replica == 1 else "data-parallel ranks"
+    allowed = divisible_by((ranks,), scenario.accumulate, unit)
+    scenario.refuse_if(total % micro_batches, "training.global_batch", str(total), allowed)
     return total // micro_batches
 
 

@@ -204,8 +204,7 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
     ]
     raise_faults(faults)
     stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
-    for node, data in graph.nodes(data=True):
-        stated.add_node(names[node], **data)
+    stated.add_nodes_from((names[node], data) for node, data in graph.nodes(data=True))
     kinds = _kinds(stated)
     networked, index = "nic" in kinds.values(), count()
     for label, (start, end, _) in zip(labels, links, strict=True):

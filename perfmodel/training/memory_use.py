@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import read_yaml
+from perfmodel.memo import T
 from perfmodel.scenario.sections.base import StrategyModel
 from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy
 from perfmodel.training.ddp.options import DdpOptions
@@ -27,7 +28,6 @@ from perfmodel.workload.memory.activations import (
     NarrowInputs,
     backward_bytes,
     block_bytes,
-    stored_bytes,
 )
 from perfmodel.workload.memory.blocks import Offload
 from perfmodel.workload.memory.optimizer_states import (
@@ -273,19 +273,19 @@ def held_in_backward(setup: Setup) -> BackwardBytes:
     What was measured without recomputation and offloading shrinks by it as what is counted does;
     where nothing is counted, it is taken to be there until the end.
     """
-    counted = _counted_bytes(setup, setup.recompute, setup.offload)
-    measured = setup.activations_bytes
+    held, measured = counted(setup, backward_bytes), setup.activations_bytes
     if measured is None:
-        return counted
+        return held
     if not setup.workload.states_activations:
-        return BackwardBytes(measured, (measured,) * len(counted.of_layers))
-    by = measured / _most(_counted_bytes(setup, NO_RECOMPUTE, "none"))
-    return BackwardBytes(by * counted.of_loss, tuple(by * held for held in counted.of_layers))
+        return BackwardBytes(measured, (measured,) * len(held.of_layers))
+    plain = replace(setup, recompute=NO_RECOMPUTE, offload="none")
+    by = measured / _most(counted(plain, backward_bytes))
+    return BackwardBytes(by * held.of_loss, tuple(by * each for each in held.of_layers))
 
 
-def kept_meanwhile(setup: Setup) -> float:
-    """Bytes that each micro-batch keeps while others run: in a pipeline."""
-    return stored_bytes(
+def counted(setup: Setup, count: Callable[..., T]) -> T:
+    """Activations of one micro-batch by a function of `perfmodel.workload.memory.activations`."""
+    return count(
         setup.workload,
         setup.batch_per_gpu,
         setup.precision,
@@ -294,21 +294,6 @@ def kept_meanwhile(setup: Setup) -> float:
         recompute=setup.recompute,
         held_dtype=setup.held_dtype,
         offload=setup.offload,
-        compiled=setup.compiled,
-        narrow=setup.narrow,
-    )
-
-
-def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> BackwardBytes:
-    return backward_bytes(
-        setup.workload,
-        setup.batch_per_gpu,
-        setup.precision,
-        fused_attention=setup.fused_attention,
-        kept_share=setup.kept_share,
-        recompute=recompute,
-        held_dtype=setup.held_dtype,
-        offload=offload,
         compiled=setup.compiled,
         narrow=setup.narrow,
     )

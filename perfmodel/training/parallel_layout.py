@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import check_replica, spread_replica
-from perfmodel.training.memory_use import MemoryRule, MemoryUse, Setup, kept_meanwhile
+from perfmodel.training.memory_use import MemoryRule, MemoryUse, Setup, counted
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, StageActions
 from perfmodel.training.pipeline.pass_regions import SHOWN, can_show_more, with_micro_batches
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
@@ -20,14 +20,15 @@ from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import (
     ModelPart,
     PartitionOptions,
+    cut_model,
     handed_bytes,
     model_parts,
-    part_workloads,
 )
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.memory.activations import stored_bytes
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.shard import WHOLE, Shard
 
@@ -215,14 +216,14 @@ def stage_memory(
     schedule = parallel_layout.pipeline_schedule(setup.options.accumulate)
     copies = 2 if schedule.layout == "bidirectional" else 1
     parts = []
-    for workload in part_workloads(setup.workload, schedule, parallel_layout.partition):
+    for workload, *_ in cut_model(setup.workload, schedule, parallel_layout.partition):
         part = replace(
             setup,
             workload=workload,
             ranks=copies * setup.ranks,
             expert_copies=setup.expert_copies and copies * setup.expert_copies,
         )
-        parts.append((rule(part), kept_meanwhile(part)))
+        parts.append((rule(part), counted(part, stored_bytes)))
     return tuple(
         _stage_use(
             [parts[schedule.part(stage, chunk)] for chunk in range(schedule.chunks)], actions

@@ -187,9 +187,8 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
         "expert_node": grid.expert_groups,
         "expert_copies": grid.expert_replica_groups,
     }
-    ranks: dict[str, tuple[int, ...]] = {}
-    for each in plan.classes:
-        ranks[each.name] = tuple(np.sort(grid.placed(each.ranks), axis=None).tolist())
+    placed = ((each.name, grid.placed(each.ranks)) for each in plan.classes)
+    ranks = {name: tuple(np.sort(own, axis=None).tolist()) for name, own in placed}
     works = ((task.work, task.rank_class) for task in plan.tasks)
     callers: dict[str, set[int]] = {each.name: set() for each in plan.communicators}
     for name, caller in {(w.communicator, by) for w, by in works if isinstance(w, Collective)}:

@@ -365,7 +365,7 @@ def _timer(topology: Topology, settings: LibrarySettings, healthy: Machine) -> U
     is_whole = own.topology.built is before.built and own.topology.dead == before.dead
     if is_whole and differs <= {"NCCL_ALGO", "NCCL_PROTO"}:
         laid = healthy.with_library(own.library, own.settings)
-        return UncontendedTimer(laid.with_corrections(own.topology, own.measured))
+        return UncontendedTimer(laid.with_corrections(own.measured, own.topology))
     return timer if differs else UncontendedTimer(replace(own, decides_on=healthy))
 
 

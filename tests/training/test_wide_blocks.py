@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.training.parallel_layout import ParallelLayout
-from perfmodel.training.pipeline.stage_workload import part_workloads
+from perfmodel.training.pipeline.stage_workload import cut_model
 from perfmodel.workload.kernels.float8_layers import Float8, float8_layers, name_wide_blocks
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.zoo import build_model
@@ -16,10 +16,10 @@ def test_stages_have_the_ends_of_the_model() -> None:
     assert float8.wide_blocks == {"model.layers.0", "model.layers.1", "model.layers.31"}
     assert len(float8_layers(model, float8)) == 7 * 29
     parallel_layout = ParallelLayout(stages=4, schedule="1f1b")
-    parts = part_workloads(model, parallel_layout.pipeline_schedule(4), parallel_layout.partition)
+    parts = cut_model(model, parallel_layout.pipeline_schedule(4), parallel_layout.partition)
     narrow = [
         {block_of(part.layers[place].name) for place in float8_layers(part, float8)}
-        for part in parts
+        for part, *_ in parts
     ]
     assert [len(blocks) for blocks in narrow] == [6, 8, 8, 7]
 

@@ -190,7 +190,7 @@ def smooth_residual(machine: Machine) -> Machine:
         size = np.log(max(1, situation.nbytes))
         return float(np.exp(np.interp(size, np.log(middles), residuals)))
 
-    return machine.with_corrections(machine.topology, Corrections(residual=factor))
+    return machine.with_corrections(Corrections(residual=factor))
 
 
 def _time_s(evaluator: Evaluator, timer: UncontendedTimer, nbytes: int) -> float:

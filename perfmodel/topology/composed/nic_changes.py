@@ -89,14 +89,12 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     rates_Bps = (section.rate, *(each.nic_Bps for each in read.values()))
     rate_Bps = next((each for each in rates_Bps if each), None)
     carried_Bps = adapter_rate(section.text or "")
-    if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
-        raise InputError(
-            Fault(
-                f"{field}.text",
-                repr(section.text),
-                f"at most {bits(carried_Bps)}, which this adapter carries",
-            )
-        )
+    refuse_if(
+        rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps,
+        f"{field}.text",
+        repr(section.text),
+        f"at most {bits(carried_Bps or 0.0)}, which this adapter carries",
+    )
     leading = re.match(r"\s*(\d+)\s*x\b", section.text or "")
     counts = (
         section.count,

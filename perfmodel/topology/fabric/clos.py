@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -88,11 +88,13 @@ def fat_tree(
     """
     ports = hosts * len(rails)
     size = k or next(even for even in count(2, 2) if even**3 // 4 >= ports)
-    if ports > size**3 // 4 or size > max(radix, k or 0):
-        most = (k or radix - radix % 2) ** 3 // 4
-        raise InputError(
-            Fault("fabric.radix", f"{ports} NICs", f"at most {most} in a fat tree of such switches")
-        )
+    most = (k or radix - radix % 2) ** 3 // 4
+    refuse_if(
+        ports > size**3 // 4 or size > max(radix, k or 0),
+        "fabric.radix",
+        f"{ports} NICs",
+        f"at most {most} in a fat tree of such switches",
+    )
     half = size // 2
     edges = math.ceil(ports / half)
     numbers = range(len(rails))

@@ -287,8 +287,7 @@ def _join_each(
     for names in members:
         network.add_edges_from(combinations(names, 2))
     longer = {} if latency_s is None else {"latency": latency_s}
-    for (a, b), cables in trunks.items():
-        network.add_edge(a, b, cables=cables, **longer)
+    network.add_edges_from((*ends, {"cables": each, **longer}) for ends, each in trunks.items())
 
 
 def _join_evenly(

@@ -348,9 +348,10 @@ def _add_row(table: TableLines, titles: int, name: str, parts: Sequence[str], pl
     if pieces > 1 and "lines that were wrapped are put together" not in table.notes:
         table.notes.append("lines that were wrapped are put together")
     table.rows[name], table.places[name] = cells, place
-    table.numa[name] = _affinity(tail)
-    if len(tail) >= 2 and all(re.fullmatch(r"[\d,-]+", text) for text in tail[:2]):
-        table.cpus[name] = tail[0]
+    near = [text for text in tail[:2] if re.fullmatch(r"[\d,-]+", text)]
+    table.numa[name] = near[-1] if near else None  # its own column, or the CPUs near it
+    if len(near) == 2:
+        table.cpus[name] = near[0]
 
 
 def _cells_of(parts: Sequence[str], devices: int, titles: int) -> tuple[list[str], list[str], int]:
@@ -376,8 +377,3 @@ def _cells_of(parts: Sequence[str], devices: int, titles: int) -> tuple[list[str
 
 
 _AFFINITY = re.compile(r"[\d,-]+|N/A", re.IGNORECASE)
-
-
-def _affinity(tail: Sequence[str]) -> str | None:
-    """NUMA domain of a GPU: its own column, or the CPUs near it."""
-    return next((text for text in reversed(tail[:2]) if re.fullmatch(r"[\d,-]+", text)), None)

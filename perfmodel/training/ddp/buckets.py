@@ -182,7 +182,6 @@ def ddp_buckets(
     *,
     iteration: Iteration = "steady",
     ready_order: Sequence[int] | None = None,
-    sparse: Sequence[bool] | None = None,
 ) -> tuple[Bucket, ...]:
     """Return DDP's buckets in the order in which it launches them.
 
@@ -192,7 +191,6 @@ def ddp_buckets(
         ``static_graph`` the second iteration still runs with the initial ones.
     `ready_order`: order in which gradients got ready (rank 0 decides for all). Default: backward
         over the workload's layers, or the reverse of registration where there are none.
-    `sparse`: per tensor of the model: its gradient is sparse.
     Raises `InputError`: nothing to train, or `ready_order` is not an order of the trained tensors.
     """
     tensors, default_order = _trained(model)
@@ -203,7 +201,6 @@ def ddp_buckets(
         own = assign_buckets(
             [tensors[index] for index in trained],
             initial,
-            sparse=sparse and [sparse[index] for index in trained],
             devices=devices and [devices[index] for index in trained],
         )
         groups = [tuple(trained[place] for place in group) for group in reversed(own)]
@@ -211,9 +208,7 @@ def ddp_buckets(
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        groups = [
-            *assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)[::step]
-        ]
+        groups = [*assign_buckets(tensors, rebuilt, order[::step], devices=devices)[::step]]
     return tuple(
         Bucket(
             index=index,

@@ -100,11 +100,6 @@ class PipelineSchedule:
         half = self.micro_batches // 2
         return range(chunk * half, (chunk + 1) * half)
 
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights are computed apart."""
-        return any(a.kind == "weight_gradient" for stage in self.actions for a in stage)
-
 
 # ---------------------------------------------------------------- what no schedule can do
 

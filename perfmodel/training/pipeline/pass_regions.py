@@ -161,10 +161,6 @@ class Regions:
     waited_for: frozenset[int] = frozenset()
     expert_calls: frozenset[str] = frozenset()
 
-    def shown_by(self, kind: PassKind, number: int) -> PassKey:
-        """Return the pass of the plan that shows a pass; see `with_micro_batches`."""
-        return (kind, number) if (kind, number) in self.passes else (kind, 1)
-
 
 def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     """Sort the tasks of a plan into passes.
@@ -176,10 +172,9 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     names = ", ".join(repr(each.name) for each in plan.classes)
     several = f"plan {plan.name!r} has classes {names}; a pipeline needs one"
     check_schedule((len(plan.classes) != 1, several))
-    users: dict[int, int] = {}  # for each task the first one that waits for it
-    for index, task in enumerate(plan.tasks):
-        for source in task.after:
-            users.setdefault(source, index)
+    # for each task the first one that waits for it
+    waits = [(source, index) for index, task in enumerate(plan.tasks) for source in task.after]
+    users = dict(reversed(waits))
     passes: list[Any] = [
         (task.kind, task.micro_batch)
         if task.kind in PASSES and isinstance(task.work, Compute)

@@ -145,7 +145,7 @@ def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
             "comm",
             Collective(
                 "all_reduce",
-                part.shared_elements * ITEM_BYTES[dtype],
+                sum(part.workload.tensors[i].numel for i in part.shared) * ITEM_BYTES[dtype],
                 TIED,
                 "gradient of the tied embedding",
                 dtype=dtype,
@@ -193,7 +193,7 @@ def pipeline_plan(
     )
     ranks = _ranks_per_stage(schedule, parts)
     regions = [plan_regions(p.plan, overlap_reduction=options.overlap_reduction) for p in parts]
-    if schedule.splits_backward:
+    if any(a.kind == "weight_gradient" for stage in schedule.actions for a in stage):
         for part, region in zip(parts, regions, strict=True):
             check_split(part.plan, region, part.part.times)
     tasks: list[Task] = []

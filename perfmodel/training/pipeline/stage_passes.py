@@ -39,7 +39,6 @@ class PipelineOptions:
 
     `transfer_bytes`: of a micro-batch's activations, and of their gradients, after each part but
         the last; one number: the same after all.
-    `dtype`: of their elements.
     `overlap_p2p`: passes run while messages are on their way; otherwise a stage sends and receives
         between two passes, and its host waits, too (Megatron-Core without
         ``overlap_p2p_communication``, where ``batch_p2p_sync`` lets the host wait).
@@ -50,7 +49,6 @@ class PipelineOptions:
     """
 
     transfer_bytes: int | tuple[int, ...]
-    dtype: str | None = None
     overlap_p2p: bool = True
     overlap_reduction: bool = True
     tied_dtype: str | None = None
@@ -224,7 +222,8 @@ def _write_pass(
     kind: PassKind = "forward" if action.kind == "forward" else "backward"
     number = passes.counts.get((action.chunk, kind), 0)
     passes.counts[action.chunk, kind] = number + 1
-    key = passes.regions[part].shown_by(kind, number)
+    shown = number if (kind, number) in passes.regions[part].passes else 1
+    key = (kind, shown)  # of the pass of the plan that shows this one; see `with_micro_batches`
     splits, ahead = action.kind == "input_gradient", passes.options.overlap_p2p and passes.begun
     passes.begun = True
     calls, works, later = once(

@@ -150,11 +150,6 @@ class ModelPart:
     layers: range
     shared: tuple[int, ...] = ()
 
-    @property
-    def shared_elements(self) -> int:
-        """Elements of gradients that are added up with another part's."""
-        return sum(self.workload.tensors[tensor].numel for tensor in self.shared)
-
 
 def model_parts(
     workload: Workload,
@@ -168,7 +163,7 @@ def model_parts(
     Raises `InputError`: blocks that cannot be dealt out so, a model that does not state what flows
         between its blocks, or one that ties tensors of parts that are neither first nor last.
     """
-    parts = _cut_model(workload, schedule, options or PartitionOptions())
+    parts = cut_model(workload, schedule, options or PartitionOptions())
     if len(parts) == 1:
         return (ModelPart(workload, times, parts[0][1]),)
     return tuple(
@@ -177,17 +172,13 @@ def model_parts(
     )
 
 
-def part_workloads(
-    workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
-) -> tuple[Workload, ...]:
-    """Layers and tensors of each part of a model; faults as of `model_parts`."""
-    return tuple(part for part, _, _ in _cut_model(workload, schedule, options))
-
-
-def _cut_model(
+def cut_model(
     workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
 ) -> list[tuple[Workload, range, tuple[int, ...]]]:
-    """Return parts of a model, each with its layers and the tensors that it shares."""
+    """Return parts of a model, each with its layers and the tensors that it shares.
+
+    Raises `InputError`: as `model_parts`.
+    """
     layers = part_layers(workload, schedule, options)
     if len(layers) == 1:
         return [(workload, layers[0], ())]

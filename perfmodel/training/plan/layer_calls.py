@@ -145,10 +145,8 @@ def repeated_calls(workload: Workload, recompute: Recompute) -> RepeatedCalls:
 
 
 def _forward(workload: Workload, layers: Iterable[int]) -> Iterator[tuple[int, LayerCall]]:
-    for layer in layers:
-        for call in workload.layers[layer].calls:
-            if call.phase == "forward":
-                yield layer, call
+    calls = ((layer, call) for layer in layers for call in workload.layers[layer].calls)
+    return ((layer, call) for layer, call in calls if call.phase == "forward")
 
 
 RESULT_OPS = ("all_reduce", "reduce_scatter")

@@ -50,7 +50,7 @@ def with_network(machine: Machine, z: float) -> Machine:
         low, high = spread_factors(machine.topology, context.op, context.nbytes)
         return math.exp(z / Z80 * (math.log(high) if z > 0 else -math.log(low)))
 
-    return machine.with_corrections(machine.topology, Corrections(residual=factor))
+    return machine.with_corrections(Corrections(residual=factor))
 
 
 def step_s(sized: SizedJob, compute_z: float, network_z: float) -> float:

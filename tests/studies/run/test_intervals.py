@@ -224,7 +224,7 @@ def test_machines_with_other_links_share_nothing() -> None:
     machine = make_machine(build_topology("dgx-h100"), load_library("nccl"))
     (quick, _), other = bound_machines(machine), build_topology("dgx-a100")
     assert not machine.differs_in_corrections_only(replace(machine))
-    assert not quick.with_corrections(other, quick.measured).differs_in_corrections_only(machine)
+    assert not quick.with_corrections(quick.measured, other).differs_in_corrections_only(machine)
     timer = UncontendedTimer(machine)
     times = [
         each.best("all_reduce", 25 * MIB, range(8))[1]

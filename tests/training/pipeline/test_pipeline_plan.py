@@ -299,7 +299,7 @@ def gpt_pipeline(
         PartPlan(megatron_plan(StepRequest(part.workload, part.times, ranks, 1), options), part)
         for part in model_parts(gpt, times, schedule)
     ]
-    return pipeline_plan(schedule, parts, PipelineOptions(128 * 768 * 2, "bf16", **more)), parts
+    return pipeline_plan(schedule, parts, PipelineOptions(128 * 768 * 2, **more)), parts
 
 
 @pytest.mark.slow

@@ -266,14 +266,12 @@ class _EventResolver:
         arcs = find_arcs(self.topology, degrade.link)
         now_Bps = {arc: float(self.topology.arcs.bandwidth_Bps[arc]) for arc in arcs}
         least_Bps = min(now_Bps.values())
-        if degrade.to is not None and degrade.to >= least_Bps:
-            raise InputError(
-                Fault(
-                    "to",
-                    format_bandwidth(degrade.to),
-                    f"less than {format_bandwidth(least_Bps)}, its undisturbed bandwidth",
-                )
-            )
+        refuse_if(
+            degrade.to is not None and degrade.to >= least_Bps,
+            "to",
+            format_bandwidth(degrade.to or 0.0),
+            f"less than {format_bandwidth(least_Bps)}, its undisturbed bandwidth",
+        )
         by, changes_rate = degrade.by or 1.0, degrade.to is not None or degrade.by is not None
         fault = LinkFault(
             ALWAYS_S if degrade.at is None else degrade.at,

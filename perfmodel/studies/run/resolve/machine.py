@@ -216,12 +216,12 @@ def build_machine(
         )
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
-    if scenario.library.host_step and topology.gpu.generation != "cpu":
-        raise scenario.fault(
-            "library.host_step",
-            f"{scenario.library.host_step:g} s",
-            f"nothing with {topology.gpu.name}, only for processes on CPUs",
-        )
+    scenario.refuse_if(
+        scenario.library.host_step and topology.gpu.generation != "cpu",
+        "library.host_step",
+        f"{scenario.library.host_step or 0.0:g} s",
+        f"nothing with {topology.gpu.name}, only for processes on CPUs",
+    )
     if topology.gpu.accelerator and scenario.library.name == "nccl":  # which it does not have
         rings = scenario.library.model_copy(update={"name": "rings"})
         scenario = scenario.model_copy(update={"library": rings})
@@ -412,6 +412,5 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
         return factors_of(context.op)[band_of(context.nbytes)][end]
 
     return tuple(
-        machine.with_corrections(machine.topology, Corrections(residual=partial(factor, end)))
-        for end in (0, 1)
+        machine.with_corrections(Corrections(residual=partial(factor, end))) for end in (0, 1)
     )

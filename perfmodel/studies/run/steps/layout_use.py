@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -145,15 +144,15 @@ def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUs
         return dimensions[collective_of(task).communicator]
 
     by_step, kinds = executions_by_step(reported.run, steps), plan.stream_kinds
-    exposed_s: dict[str, float] = defaultdict(float)  # of all steps, mean over ranks
     ranks = sum(len(each.ranks) for each in plan.classes)
-    for executions in by_step.values():
-        own = grouped((each[0].rank_class, each) for each in executions)
-        for each in plan.classes:
-            for dimension, time_s in exposed_by_name(
-                (own.get(each.name, ()),), kinds, each.name, dimension_of_task
-            ).items():
-                exposed_s[dimension] += time_s * len(each.ranks) / ranks
+    own = [grouped((each[0].rank_class, each) for each in step) for step in by_step.values()]
+    exposed_s = summed(  # of all steps, mean over ranks
+        (dimension, time_s * len(each.ranks) / ranks)
+        for each in plan.classes
+        for dimension, time_s in exposed_by_name(
+            [step.get(each.name, ()) for step in own], kinds, each.name, dimension_of_task
+        ).items()
+    )
     sent = grouped(
         (dimension_of_task(task), task) for task, *_ in by_step[steps[-1]] if is_communication(task)
     )

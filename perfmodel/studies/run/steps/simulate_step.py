@@ -76,7 +76,7 @@ class SimulationSetup:
             self,
             machine=machine,
             timers={
-                key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
+                key: timer.on(timer.machine.with_corrections(machine.measured) if key else machine)
                 for key, timer in (self.timers if is_alike else {}).items()
             },
         )
