@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, failed
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
@@ -120,9 +118,7 @@ class _Differences(FileModel):
     switches: Mapping[str, int]
 
 
-@cache
-def _difference_rules() -> _Differences:
-    return load_document(_Differences, Path(__file__).parent / "compatible.yaml")
+_difference_rules = shipped(_Differences, __file__, "compatible.yaml")
 
 
 ConfiguredMachine = tuple[Topology, LibrarySettings]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 from perfmodel.calibrate.parameters import FactorPrior, ParameterName
 from perfmodel.calibrate.profile import RunSpread
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 
 
 class CostPriors(FileModel):
@@ -20,7 +17,5 @@ class CostPriors(FileModel):
     source: str
 
 
-@cache
-def shipped_cost_priors() -> CostPriors:
-    """Read the priors that are shipped with the package."""
-    return load_document(CostPriors, Path(__file__).with_name("priors.yaml"))
+shipped_cost_priors = shipped(CostPriors, __file__, "priors.yaml")
+"""Reads the priors that are shipped with the package."""

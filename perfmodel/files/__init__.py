@@ -37,6 +37,7 @@ from perfmodel.files.validate import (
     collect_faults,
     load_document,
     require_finite,
+    shipped,
     validate_document,
 )
 from perfmodel.files.write import (
@@ -84,6 +85,7 @@ __all__ = [
     "read_text",
     "read_yaml",
     "require_finite",
+    "shipped",
     "validate_document",
     "write_atomically",
     "write_json",

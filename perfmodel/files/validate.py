@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -53,6 +54,11 @@ MOST_NEAREST = 100
 def load_document(model: type[SpecT], path: Path) -> SpecT:
     """Read a YAML file and validate it."""
     return validate_document(model, read_yaml(path), str(path))
+
+
+def shipped(model: type[SpecT], module: str, name: str) -> Callable[[], SpecT]:
+    """Return what reads a file that lies beside a module, once, when it is first asked for."""
+    return cache(partial(load_document, model, Path(module).parent / name))
 
 
 def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

@@ -1,9 +1,6 @@
 """Compute capability of GPUs, by which NCCL decides what they can do."""
 
-from functools import cache
-from pathlib import Path
-
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.topology.model import Topology
 
 UNKNOWN = 80
@@ -20,10 +17,8 @@ class ComputeCapabilities(FileModel):
     consumer_names: tuple[str, ...]
 
 
-@cache
-def compute_capabilities() -> ComputeCapabilities:
-    """Read the table of compute capabilities."""
-    return load_document(ComputeCapabilities, Path(__file__).with_name("compute_capability.yaml"))
+compute_capabilities = shipped(ComputeCapabilities, __file__, "compute_capability.yaml")
+"""Reads the table of compute capabilities."""
 
 
 def capability_of(topology: Topology) -> int:

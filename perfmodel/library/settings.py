@@ -3,8 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -12,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES, NCCL_ALGORITHMS, PROTOCOLS
 from perfmodel.errors import Fault, allowed_names, raise_faults
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
     {name.replace("_", ""): name for name in NCCL_ALGO_NAMES}
@@ -62,9 +60,7 @@ class _Variables(FileModel):
     required: dict[str, dict[str, str]]
 
 
-@cache
-def _read_variables() -> _Variables:
-    return load_document(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
+_read_variables = shipped(_Variables, __file__, "nccl/variables.yaml")
 
 
 ALLOWED_VERSIONS = (

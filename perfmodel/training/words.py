@@ -9,15 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from itertools import chain, starmap
-from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from perfmodel.files import FileModel, load_document, yaml_text
+from perfmodel.files import FileModel, shipped, yaml_text
 from perfmodel.scenario import LibrarySection, Scenario, batch_per_gpu
 from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.training import ComputeSection, Float8Section
@@ -99,9 +98,7 @@ class _Table(FileModel):
     programs: tuple[_Program, ...]
 
 
-@cache
-def _table() -> _Table:
-    return load_document(_Table, Path(__file__).with_suffix(".yaml"))
+_table = shipped(_Table, __file__, "words.yaml")
 
 
 def words_of(scenario: Scenario, gpus: int, nodes: int) -> dict[str, Words]:

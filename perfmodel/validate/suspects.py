@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.faults import arcs_of_device, degrade_links, remove_links
@@ -50,10 +49,8 @@ class SuspectTexts(FileModel):
     suspects: dict[str, SuspectText]
 
 
-@cache
-def suspect_texts() -> SuspectTexts:
-    """Read the shipped texts, by fault."""
-    return load_document(SuspectTexts, Path(__file__).with_name("suspects.yaml"))
+suspect_texts = shipped(SuspectTexts, __file__, "suspects.yaml")
+"""Reads the shipped texts, by fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from perfmodel.errors import (
     raise_faults,
     refuse_if,
 )
-from perfmodel.files import FileModel, collect_faults, load_document
+from perfmodel.files import FileModel, collect_faults, shipped
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
@@ -350,10 +349,8 @@ class CopyRates(FileModel):
         return None if rate is None else rate.usual
 
 
-@cache
-def copy_rates() -> CopyRates:
-    """Read the shipped multiples."""
-    return load_document(CopyRates, Path(__file__).with_name("copies.yaml"))
+copy_rates = shipped(CopyRates, __file__, "copies.yaml")
+"""Reads the shipped multiples."""
 
 
 def measure_links(

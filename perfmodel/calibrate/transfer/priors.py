@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -34,7 +33,7 @@ from perfmodel.calibrate.parameters import (
     invert,
     prior_covariance,
 )
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.units import MOST_MEASURED_BYTES
 
@@ -116,10 +115,8 @@ class Priors(FileModel):
     source: str
 
 
-@cache
-def shipped_priors() -> Priors:
-    """Read the shipped priors."""
-    return load_document(Priors, Path(__file__).with_name("priors.yaml"))
+shipped_priors = shipped(Priors, __file__, "priors.yaml")
+"""Reads the shipped priors."""
 
 
 @dataclass(frozen=True, slots=True)

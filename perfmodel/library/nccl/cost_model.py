@@ -7,12 +7,11 @@ versions that ``tuner.yaml`` names.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from perfmodel.collectives.catalog import PROTOCOLS
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.library.nccl.communicator import System
 from perfmodel.library.nccl.graphs import Graph
 from perfmodel.library.nccl.host_graph import of_capability
@@ -69,9 +68,7 @@ class _Table(FileModel):
     changes: tuple[_Change, ...]
 
 
-@cache
-def _table() -> _Table:
-    return load_document(_Table, Path(__file__).with_name("tuner.yaml"))
+_table = shipped(_Table, __file__, "tuner.yaml")
 
 
 @cache

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 from perfmodel.errors import Fault, InputError, TopologyError
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, shipped
 from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.ring_search import direct_nvlinks
 from perfmodel.library.settings import LEVELS
@@ -71,10 +69,8 @@ class Hardware(FileModel):
     speeds_between_hosts_GBps: dict[int, tuple[float, ...]]
 
 
-@cache
-def hardware() -> Hardware:
-    """NCCL's table of hardware."""
-    return load_document(Hardware, Path(__file__).with_name("hardware.yaml"))
+hardware = shipped(Hardware, __file__, "hardware.yaml")
+"""Reads NCCL's table of hardware."""
 
 
 Pair = tuple[int, int]

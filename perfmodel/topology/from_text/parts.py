@@ -5,13 +5,11 @@ The numbers stand in ``parts.yaml`` beside this file, each with its source.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.files import Bandwidth, FileModel, Seconds, load_document
+from perfmodel.files import Bandwidth, FileModel, Seconds, shipped
 from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec, Source
@@ -135,10 +133,8 @@ class Parts(FileModel):
     """Hardware that no text stands for, by what is said of it, and how its names begin."""
 
 
-@cache
-def hardware_parts() -> Parts:
-    """Return the parts that ship with perfmodel."""
-    return load_document(Parts, Path(__file__).with_name("parts.yaml"))
+hardware_parts = shipped(Parts, __file__, "parts.yaml")
+"""Reads the parts that ship with perfmodel."""
 
 
 def cpu_named(vendor: str, family: int, model: int) -> str | None:

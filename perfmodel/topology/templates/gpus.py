@@ -18,7 +18,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -368,9 +368,7 @@ def source_faults(
     ]
 
 
-@cache
-def _constants() -> Any:
-    return read_yaml(Path(__file__).with_name("power_limits.yaml"))
+_constants = cache(partial(read_yaml, Path(__file__).with_name("power_limits.yaml")))
 
 
 def rate_at(share: float, generation: str = "other") -> float:

@@ -186,7 +186,7 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
-    options, key, every = passes.options, message.key, passes.options.transfer_bytes
+    key, every = message.key, passes.options.transfer_bytes
     nbytes = every if isinstance(every, int) else every[message.boundary]
     passes.tasks.append(
         Task(
@@ -194,7 +194,7 @@ def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[i
             "communication",
             passes.rank_class,
             stream,
-            Collective("send", nbytes, message.communicator, key, dtype=options.dtype),
+            Collective("send", nbytes, message.communicator, key),
             after,
             micro_batch=message.micro_batch,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -411,6 +411,4 @@ def _cast(entry: Mapping[str, Any], spared: float) -> Cast:
     return Cast(**{**entry, "bytes": entry["bytes"] - spared}) if entry else Cast()
 
 
-@cache
-def _table() -> Any:
-    return read_yaml(Path(__file__).parent / "float8_recipes.yaml")
+_table = cache(partial(read_yaml, Path(__file__).with_name("float8_recipes.yaml")))

@@ -8,7 +8,7 @@ sequence one after the other: a block of threads for each head and part of its v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +22,8 @@ WIDE_BYTES, VALUES_OF_BLOCK = 4, 64
 """Bytes of an element of fp32; values of a head whose state a block of threads carries."""
 
 
-@cache
-def scan_table() -> Mapping[str, Any]:
-    """Return the kernels of each rule, and their constants."""
-    table: Mapping[str, Any] = read_yaml(Path(__file__).with_name("scan_kernels.yaml"))
-    return table
+scan_table = cache(partial(read_yaml, Path(__file__).with_name("scan_kernels.yaml")))
+"""Returns the kernels of each rule, and their constants."""
 
 
 def quantities(scan: Scan) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,8 @@ TIED_WITHIN = 1e-3
 """Relative difference of operations for which a layer without parameters multiplies a table."""
 
 
-@cache
-def estimate_rule() -> Any:
-    """Read the constants by which traffic and activations are estimated; the file says each."""
-    return read_yaml(Path(__file__).with_suffix(".yaml"))
+estimate_rule = cache(partial(read_yaml, Path(__file__).with_suffix(".yaml")))
+"""Reads the constants by which traffic and activations are estimated; the file says each."""
 
 
 _Kept = tuple[float, float, float]
