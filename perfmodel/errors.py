@@ -19,7 +19,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -131,6 +132,15 @@ def refuse_if(
     """Raise InputError where a check fails."""
     if fails:
         raise InputError(Fault(field, found, allowed, file, line))
+
+
+@contextmanager
+def changed_faults(change: Callable[[Fault], Fault]) -> Iterator[None]:
+    """Raise what is wrong in an input with other faults: those that a function makes of each."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(map(change, error.faults)) from error.__cause__
 
 
 def look_up(rows: Mapping[str, T], name: str, field: str, before: str = "") -> T:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from perfmodel.errors import Fault, InputError, describe_type, raise_faults, refuse_if
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    changed_faults,
+    describe_type,
+    raise_faults,
+    refuse_if,
+)
 from perfmodel.scenario import Scenario, change_scenario, load_scenario, make_scenario
 
 if TYPE_CHECKING:
@@ -49,18 +56,11 @@ class _Scalar(Protocol):
     def item(self) -> Any: ...
 
 
-@contextmanager
-def python_names() -> Iterator[None]:
+def python_names() -> AbstractContextManager[None]:
     """Report faults under the names that Python users gave: keywords, not flags."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(
-            [
-                replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
-                for f in error.faults
-            ]
-        ) from error.__cause__
+    return changed_faults(
+        lambda f: replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
+    )
 
 
 def as_scenario(

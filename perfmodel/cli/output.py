@@ -12,14 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, changed_faults, raise_faults, refuse_if
 from perfmodel.escape import printable
 from perfmodel.memo import T
 from perfmodel.units import MOST_NODES, MOST_PARTS
@@ -425,12 +425,6 @@ def parse_quantities(
     return values
 
 
-@contextmanager
-def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
+def flags_as_fields(flags: Mapping[str, str]) -> AbstractContextManager[None]:
     """Report faults of a function's parameters under the flags that set them."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(
-            [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
-        ) from None
+    return changed_faults(lambda fault: replace(fault, field=flags.get(fault.field, fault.field)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +22,7 @@ from perfmodel.cli.output import (
     print_notes,
     print_text,
 )
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, changed_faults, raise_faults, refuse_if
 
 if TYPE_CHECKING:
     from perfmodel.topology.importers import ImportedTopology
@@ -235,18 +234,15 @@ def import_(
         _write(imported, output)
 
 
-@contextmanager
-def _faults_of(file: str) -> Iterator[None]:
+def _faults_of(file: str) -> AbstractContextManager[None]:
     """Say of faults in the topology that was made which file it was made from."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(
+    return changed_faults(
+        lambda fault: (
             fault
             if fault.file is not None or fault.field.startswith("-")
             else replace(fault, file=file, field=f"{fault.field} of the topology made from it")
-            for fault in error.faults
-        ) from None
+        )
+    )
 
 
 def _write(imported: ImportedTopology, output: Path | None) -> None:

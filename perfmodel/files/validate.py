@@ -6,7 +6,8 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -14,7 +15,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names, refuse_if
+from perfmodel.errors import (
+    Fault,
+    FieldErrors,
+    InputError,
+    allowed_names,
+    changed_faults,
+    refuse_if,
+)
 from perfmodel.files.read import line_of, plain, read_yaml
 from perfmodel.memo import T
 
@@ -275,6 +283,17 @@ def collect_faults(faults: list[Fault], file: str | None = None) -> Iterator[Non
         yield
     except InputError as error:
         faults += (error.located(file) if file else error).faults
+
+
+def faults_in(document: Any, path: Path) -> AbstractContextManager[None]:
+    """Say of faults that name no file where they are in a document that was read from one."""
+    return changed_faults(
+        lambda fault: (
+            fault
+            if fault.file
+            else replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
+        )
+    )
 
 
 def attempt(faults: list[Fault], read: Callable[[], T]) -> T | None:

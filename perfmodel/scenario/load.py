@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import Fault, InputError, changed_faults, refuse_if
 from perfmodel.files import (
     collect_faults,
     find_file,
@@ -208,12 +208,8 @@ def _apply_override(content: dict[str, Any], text: str, notes: list[str]) -> str
             Fault("--set", repr(text), "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'")
         )
     field = match["field"]
-    try:
+    with changed_faults(lambda fault: replace(fault, field=f"--set {field}", line=None)):
         value = plain(parse_yaml(match["value"]))
-    except InputError as error:
-        raise InputError(
-            replace(fault, field=f"--set {field}", line=None) for fault in error.faults
-        ) from None
     notes += _replace_field(content, field, value)
     return field
 

@@ -3,15 +3,15 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, changed_faults, raise_faults
 from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection, LibrarySection
@@ -342,10 +342,9 @@ _FIELD_OF_PARAMETER = {
 """Fields of the scenario behind the parameters of the functions that read them."""
 
 
-@contextmanager
 def relocated_errors(
     scenario: Scenario, section: str, also: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Add the scenario's file, line and field to errors of a lower layer.
 
     Faults in another file (a node template, a model file) keep their place.
@@ -361,7 +360,4 @@ def relocated_errors(
             field = fields.get(field, f"{section}.{field}")
         return scenario.origin.fault(field, fault.found, fault.allowed)
 
-    try:
-        yield
-    except InputError as error:
-        raise InputError(map(relocate, error.faults)) from error.__cause__
+    return changed_faults(relocate)

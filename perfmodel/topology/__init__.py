@@ -54,7 +54,7 @@ def build_cluster(
     >>> perfmodel.topology("dgx-a100", nodes=2, fabric="rail-optimised").name
     'dgx-a100 x 2'
     """
-    from perfmodel.errors import InputError
+    from perfmodel.errors import changed_faults
     from perfmodel.files import validate_document
     from perfmodel.topology.graph_files import is_graph_file
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
@@ -66,17 +66,13 @@ def build_cluster(
     name = str(node)
     if is_graph_file(name):
         return graph_alone(Path(name), nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
-    try:
+    names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
+    with changed_faults(lambda each: replace(each, field=names.get(each.field, each.field))):
         stated = (
             validate_document(FabricSpec, dict(fabric)) if isinstance(fabric, Mapping) else fabric
         )
         network = with_usual_routing(name, str(stated) if isinstance(stated, Path) else stated)
         return build_topology(name, hosts=nodes, fabric=network, gpus_per_host=gpus_per_node)
-    except InputError as error:
-        names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
-        raise InputError(
-            replace(each, field=names.get(each.field, each.field)) for each in error.faults
-        ) from error.__cause__
 
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:

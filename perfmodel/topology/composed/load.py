@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
-from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
+from perfmodel.files import is_file, path_of, plain, read_yaml, validate_document
+from perfmodel.files.validate import faults_in
 from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
 from perfmodel.topology.templates.load import check_template, find_template
 from perfmodel.topology.templates.spec import NodeSpec
@@ -74,15 +74,8 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
 def _load_file(document: Any, path: Path, chain: tuple[Path, ...]) -> NodeSpec:
     file = validate_document(NodeFile, document, str(path))
     section = file.model_copy(update={"extends": beside(file.extends, path)})
-    try:
+    with faults_in(document, path):
         node = _load(section, "extends", chain)
-    except InputError as error:
-        raise InputError(
-            fault
-            if fault.file
-            else replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
-            for fault in error.faults
-        ) from None
     return node.model_copy(update={"name": file.name or path.stem})
 
 

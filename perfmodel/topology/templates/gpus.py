@@ -26,6 +26,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError, allowed_names, look_up, raise_faults, refuse_if
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.read import LARGEST_YAML_BYTES
+from perfmodel.files.validate import faults_in
 from perfmodel.topology.model import Gpu, fp32_peak
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
@@ -247,20 +248,13 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     document = _read_document(path, modified_ns)
     alone = _with_one(document, name)
     estimated: Mapping[str, str] = {}
-    try:
+    with faults_in(document, path):
         table = validate_document(GpuTable, alone)
         raise_faults(source_faults(document, str(path), only=name))
         spec = table.gpus[name]
         sources = dict(_source_texts(spec, table))
         if any(getattr(spec, field) is None for field in ESTIMATED):
             spec, estimated = complete(name, spec, measured_gpus())
-    except InputError as error:
-        raise InputError(
-            fault
-            if fault.file
-            else replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
-            for fault in error.faults
-        ) from None
     sources |= estimated
     assumed = sources.get("matmul_efficiency", "").startswith("assumption")
     return gpu_of(
