@@ -36,6 +36,12 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+class ShippedTable(FileModel):
+    """A table that lies beside the code; `perfmodel`: version of its format."""
+
+    perfmodel: int
+
+
 def check_rows(*rows: tuple[object, str]) -> None:
     """Raise `ValueError` with what is allowed instead of the first mistake among some rows."""
     for is_mistake, allowed in rows:

@@ -1,16 +1,16 @@
 """Compute capability of GPUs, by which NCCL decides what they can do."""
 
-from perfmodel.files import FileModel, shipped
+from perfmodel.files import shipped
+from perfmodel.files.spec import ShippedTable
 from perfmodel.topology.model import Topology
 
 UNKNOWN = 80
 """Capability of a generation that we do not know, and of GPUs that are not NVIDIA's."""
 
 
-class ComputeCapabilities(FileModel):
+class ComputeCapabilities(ShippedTable):
     """The table of compute capabilities, as ``compute_capability.yaml`` has it."""
 
-    perfmodel: int
     source: str
     generations: dict[str, int]
     consumer: dict[str, int]

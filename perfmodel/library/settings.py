@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES, NCCL_ALGORITHMS, PROTOCOLS
 from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import FileModel, shipped
+from perfmodel.files.spec import ShippedTable
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
     {name.replace("_", ""): name for name in NCCL_ALGO_NAMES}
@@ -53,8 +54,7 @@ class _Family(FileModel):
     note: str
 
 
-class _Variables(FileModel):
-    perfmodel: int
+class _Variables(ShippedTable):
     variables: dict[str, _Variable]
     families: tuple[_Family, ...]
     required: dict[str, dict[str, str]]

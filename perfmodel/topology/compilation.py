@@ -31,7 +31,7 @@ from perfmodel.topology.model import (
     Topology,
 )
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.gpus import describe_limit, gpu_sources, limit_power, load_gpu
+from perfmodel.topology.templates.gpus import gpu_sources, limit_power, load_gpu
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -75,7 +75,10 @@ def compile_topology(
         **{f"fabric {field}": text for field, text in wider.get("sources", {}).items()},
     }
     if gpu.limited_rate < 1:
-        sources["gpu power_limit"] = describe_limit(gpu)
+        sources["gpu power_limit"] = (
+            f"assumption: matrix products at {100 * gpu.limited_rate:.0f} % of their rate at full "
+            f"power under {gpu.power_W:g} W, fitted to published measurements of limited boards"
+        )
     name = facts.get("name", "")
     return Topology(
         name=f"{name} x {hosts}" if hosts > 1 else name,

@@ -114,10 +114,12 @@ def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) ->
         )
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
     plan = ddp_plan(request, _hooked(options))
-    tasks = [*plan.tasks]
-    for at, task in enumerate(tasks):
-        if isinstance(task.work, Collective) and task.bucket is not None:
-            tasks[at] = replace(task, work=replace(task.work, communicator=GRADIENTS))
+    tasks = (
+        replace(task, work=replace(task.work, communicator=GRADIENTS))
+        if isinstance(task.work, Collective) and task.bucket is not None
+        else task
+        for task in plan.tasks
+    )
     return replace(plan, tasks=tuple(tasks))
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from perfmodel.files import FileModel, shipped, yaml_text
+from perfmodel.files.spec import ShippedTable
 from perfmodel.scenario import LibrarySection, Scenario, batch_per_gpu
 from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.training import ComputeSection, Float8Section
@@ -92,8 +93,7 @@ class _Program(FileModel):
     words: Mapping[str, Annotated[tuple[_Row, ...], BeforeValidator(_listed)]]
 
 
-class _Table(FileModel):
-    perfmodel: int
+class _Table(ShippedTable):
     silent: frozenset[str]
     programs: tuple[_Program, ...]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel, shipped
+from perfmodel.files.spec import ShippedTable
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.faults import arcs_of_device, degrade_links, remove_links
@@ -41,10 +42,9 @@ class BeyondInterval(FileModel):
     mean_excess: float
 
 
-class SuspectTexts(FileModel):
+class SuspectTexts(ShippedTable):
     """Contents of ``suspects.yaml``."""
 
-    perfmodel: int
     beyond: BeyondInterval
     suspects: dict[str, SuspectText]
 
@@ -162,8 +162,7 @@ def _slower(name: str, devices: Sequence[str], kinds: set[str]) -> Iterator[Faul
         }
         return degrade_links(topology, rates), settings
 
-    for share in SHARES:
-        yield name, partial(make, share=share)
+    yield from ((name, partial(make, share=share)) for share in SHARES)
 
 
 def _without(configured: Configured, **lost: Sequence[Any]) -> Configured:

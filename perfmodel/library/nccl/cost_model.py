@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from perfmodel.collectives.catalog import PROTOCOLS
 from perfmodel.files import FileModel, shipped
+from perfmodel.files.spec import ShippedTable
 from perfmodel.library.nccl.communicator import System
 from perfmodel.library.nccl.graphs import Graph
 from perfmodel.library.nccl.host_graph import of_capability
@@ -61,8 +62,7 @@ class _Change(FileModel):
     """Rows of the tables of latencies, by table and algorithm."""
 
 
-class _Table(FileModel):
-    perfmodel: int
+class _Table(ShippedTable):
     source: str
     newest: Constants
     changes: tuple[_Change, ...]

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from perfmodel.errors import Fault, InputError, TopologyError
 from perfmodel.files import FileModel, shipped
+from perfmodel.files.spec import ShippedTable
 from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.ring_search import direct_nvlinks
 from perfmodel.library.settings import LEVELS
@@ -17,6 +18,7 @@ from perfmodel.library.transport import (
     peer_paths,
     vendor_of,
 )
+from perfmodel.memo import grouped
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -51,10 +53,9 @@ class Plugin(FileModel):
         return 0.0 if self._is_newer_than(release) else of_capability(self.latency_us, capability)
 
 
-class Hardware(FileModel):
+class Hardware(ShippedTable):
     """What NCCL takes hardware to be capable of (``hardware.yaml``)."""
 
-    perfmodel: int
     sources: dict[str, str]
     nvlink_lane_GBps: dict[int, float]
     pcie_GBps: tuple[float, ...]
@@ -208,10 +209,9 @@ def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterato
     NVIDIA/nccl ``src/transport/net_ib`` (NCCL_IB_MERGE_NICS) and, for EFA, aws-ofi-nccl.
     """
     links, devices = topology.links, topology.devices
-    nics_below = dict[str, list[str]]()
-    for nic in nics:
-        parent = next((p for p in links[nic] if devices[p].host >= 0), nic)
-        nics_below.setdefault(parent, []).append(nic)
+    nics_below = grouped(
+        (next((p for p in links[nic] if devices[p].host >= 0), nic), nic) for nic in nics
+    )
     for parent, siblings in nics_below.items():
         gpus = sum(devices[end].kind == "gpu" for end in links[parent])
         even = merging and 0 < gpus < len(siblings) and len(siblings) % gpus == 0

@@ -230,8 +230,7 @@ def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
             name = origin.beside("cluster.fabric", kind)
             yield from _locate("cluster.fabric", name, "topologies")
         yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
-    for path in user_tables():
-        yield f"gpus of {path.parent}/{path.name}", path
+    yield from ((f"gpus of {path.parent}/{path.name}", path) for path in user_tables())
     yield from _model_files("model", scenario.model, origin)
     for number, job in enumerate(scenario.jobs):
         yield from _model_files(f"jobs.{number}.model", job.model, origin)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.files import validate_document
+from perfmodel.files import check_rows, validate_document
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.load import change_content
 from perfmodel.scenario.sections.variants import SweepSection
@@ -76,10 +76,9 @@ def variants(
     """
     section = _section(scenario, grid, zip)
     base = change_scenario(scenario, {"sweep": None})
-    if base.model_dump(exclude={"sweep"}) != scenario.model_dump(exclude={"sweep"}):
-        raise ValueError(
-            f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.change_scenario"
-        )
+    alike = base.model_dump(exclude={"sweep"}) == scenario.model_dump(exclude={"sweep"})
+    changed = f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.change_scenario"
+    check_rows((not alike, changed))
     base = change_scenario(base, {"scale": None})
     raise_faults(dict.fromkeys(_find_faults(scenario, base, section)))
     from_flag = scenario.origin.from_flag("sweep")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from perfmodel.memo import grouped
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload.model import Workload
@@ -200,11 +201,10 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
 
     The caps of a list are those of the first, second ... bucket of *each* dtype.
     """
-    by_dtype: dict[str, list[Window]] = {}
-    for group in groups[::-1] if gradients.reverse_filled else groups:
-        by_dtype.setdefault(gradients.dtypes[gradients.positions[group[0]]], []).append(
-            gradients.window(group)
-        )
+    by_dtype = grouped(
+        (gradients.dtypes[gradients.positions[group[0]]], gradients.window(group))
+        for group in (groups[::-1] if gradients.reverse_filled else groups)
+    )
     for own in by_dtype.values():  # any larger cap makes the last bucket, too
         own[-1] = Window(own[-1].above_bytes, math.inf)
     windows = tuple(

@@ -48,13 +48,11 @@ def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
     for at, cut in enumerate(inner):
         yield (*inner[:at], *inner[at + 1 :], n)
         low, high = (0, *inner)[at], (*inner, n)[at + 1]
-        for shift in END_SHIFTS:
-            if low < cut + shift < high:
-                yield (*inner[:at], cut + shift, *inner[at + 1 :], n)
+        moved = (cut + shift for shift in END_SHIFTS)
+        yield from ((*inner[:at], end, *inner[at + 1 :], n) for end in moved if low < end < high)
     middles = ((a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1)
-    for position in range(1, n) if every else middles:
-        if position not in inner:
-            yield tuple(sorted((*cuts, position)))
+    positions = range(1, n) if every else middles
+    yield from (tuple(sorted((*cuts, place))) for place in positions if place not in inner)
 
 
 def improve(cuts: Cuts, rate: Rate) -> Cuts:

@@ -264,8 +264,7 @@ def _trunks(
     cables = Counter((ends[0][0], ends[1][0], rate) for ends, rate in rate_of.items())
     order = {guid: at for at, guid in enumerate(names)}
     in_order = sorted(cables.items(), key=lambda each: (order[each[0][0]], order[each[0][1]]))
-    for (a, b, rate), count in in_order:
-        yield names[a], names[b], count, rate
+    yield from ((names[a], names[b], count, rate) for (a, b, rate), count in in_order)
 
 
 def _document(

@@ -420,11 +420,3 @@ def limit_power(gpu: Gpu, limit_W: float | None) -> Gpu:
         limited_rate=rate,
         limited_width=-_constants()["width"]["value"] * math.log(rate),
     )
-
-
-def describe_limit(gpu: Gpu) -> str:
-    """Say what a limited GPU loses, as an assumption."""
-    return (
-        f"assumption: matrix products at {100 * gpu.limited_rate:.0f} % of their rate at full "
-        f"power under {gpu.power_W:g} W, fitted to published measurements of limited boards"
-    )

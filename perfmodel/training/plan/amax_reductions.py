@@ -71,9 +71,8 @@ def _pass_ends(tasks: Sequence[Task], rank_class: str) -> Iterator[int]:
     """Last task of each forward and each backward of a class."""
     own = ((at, task) for at, task in enumerate(tasks) if task.rank_class == rank_class)
     passes = [(at, task.kind) for at, task in own if task.kind in PASSES]
-    for (index, kind), (_, following) in pairwise([*passes, (-1, "")]):
-        if following != kind:
-            yield index
+    pairs = pairwise([*passes, (-1, "")])
+    yield from (index for (index, kind), (_, following) in pairs if following != kind)
 
 
 def _add_agreement(
