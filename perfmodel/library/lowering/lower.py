@@ -23,7 +23,6 @@ from perfmodel.library.lowering.lowered import (
     ITEM_BYTES,
     LaidSchedule,
     LoweredCollective,
-    Stage,
 )
 from perfmodel.library.lowering.protocols import (
     chunk_bytes,
@@ -79,17 +78,17 @@ def apply_corrections(
     )
     rate = measured.rates.get(f"{situation.algorithm}/{lowered.protocol}", 1.0) / whole
 
-    def with_corrections(stage: Stage) -> Stage:
-        # A cap is in bytes on the wire, of which there are more or fewer now: it stays.
-        return replace(stage, latency_s=stage.latency_s * steps[stage.edges.hop])
-
     lost_s = lowered.uneven_s * measured.uneven * whole
     return replace(
         lowered,
         launch_s=(lowered.launch_s - lowered.uneven_s) * measured.launch * whole + lost_s,
         uneven_s=lost_s,
         wire_factor=lowered.wire_factor / rate,
-        stages=tuple(with_corrections(stage) for stage in lowered.stages),
+        # A cap is in bytes on the wire, of which there are more or fewer now: it stays.
+        stages=tuple(
+            replace(stage, latency_s=stage.latency_s * steps[stage.edges.hop])
+            for stage in lowered.stages
+        ),
     )
 
 

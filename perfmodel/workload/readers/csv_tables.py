@@ -86,15 +86,15 @@ def parse_shape(value: object) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def list_first(names: Sequence[str], limit: int = 5) -> str:
-    """Quote the first names for a message.
+def list_first(names: Sequence[str]) -> str:
+    """Quote the first five names for a message.
 
     Examples
     --------
-    >>> list_first(["conv", "fc"], limit=1)
-    "'conv' ..."
+    >>> list_first("abcdef")
+    "'a', 'b', 'c', 'd', 'e' ..."
     """
-    return ", ".join(map(repr, names[:limit])) + (" ..." if names[limit:] else "")
+    return ", ".join(map(repr, names[:5])) + (" ..." if names[5:] else "")
 
 
 def parse_numel(text: str) -> int:

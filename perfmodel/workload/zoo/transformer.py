@@ -204,14 +204,12 @@ def last_norm(
     tokens: int,
     width: int,
     *,
-    keeps: bool = True,
     kept_result: bool = False,
     bias: bool = True,
     shard: Shard = WHOLE,
 ) -> Module:
     """Normalise what a stack puts out.
 
-    `keeps`: its input (one row of many keeps a copy, and no more than that).
     `kept_result`: whether its result is kept by nobody else. `bias`: whether it has one.
     """
     own, parameters = shard.stream_tokens(tokens), weight_and_bias(name, width, bias=bias)
@@ -222,7 +220,7 @@ def last_norm(
             vector_bytes=norm_bytes,
             norm_bytes=norm_bytes,
             fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * own * width),
-            stream_elements=float(keeps * own * width),
+            stream_elements=float(own * width),
             saved_elements=float(kept_result * own * width),
             saved_bytes=float(NORM_BYTES * own),
             calls=norm_calls(shard, numels(parameters)),

@@ -343,13 +343,11 @@ class SizedJob:
         with locate_errors(sized):
             return first_step_s(sized)
 
-    def setup(
-        self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
-    ) -> SimulationSetup:
+    def setup(self, settled_s: float = 0.0, iteration: Iteration = "steady") -> SimulationSetup:
         """Set up a simulation on the likely machine."""
         return SimulationSetup(
             self.machine,
-            lambda gpu: self.plan_for(gpu, iteration, launches),
+            lambda gpu: self.plan_for(gpu, iteration),
             self.fidelity if what_if_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
