@@ -77,8 +77,9 @@ def network_text(topology: Topology) -> str:
 def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
     """Path types of one host, as ``nvidia-smi topo -m`` prints them.
 
-    Returns the names, GPUs and then NICs, and the path type from each to each: "X" on the diagonal,
-    "-" where nothing connects them, "NV12" for 12 lanes of NVLink, switched or direct.
+    Returns the names, GPUs and then NICs, and the path type from each of the first sixteen to each:
+    "X" on the diagonal, "-" where nothing connects them, "NV12" for 12 lanes of NVLink, switched or
+    direct.
     """
     router = Router(topology)
     names = [
@@ -87,7 +88,10 @@ def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
         for name, device in topology.devices.items()
         if device.host == 0 and device.kind == kind
     ]
-    rows = [["X" if a == b else _cell(topology, router, a, b) for b in names] for a in names]
+    rows = [
+        ["X" if a == b else _cell(topology, router, a, b) for b in names]
+        for a in names[:_MOST_COLUMNS]
+    ]
     return [topology.devices[name].local for name in names], rows
 
 
@@ -120,7 +124,7 @@ def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
 def _matrix_lines(topology: Topology) -> Iterator[str]:
     names, rows = path_matrix(topology)
     width = max(len(name) for name in names) + 1
-    for name, row in list(zip(["", *names], [names, *rows], strict=True))[: _MOST_COLUMNS + 1]:
+    for name, row in zip(["", *names], [names, *rows], strict=False):
         yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
     if len(names) > _MOST_COLUMNS:
         yield f"... and {len(names) - _MOST_COLUMNS} more devices"
@@ -172,7 +176,7 @@ def write_topology(topology: Topology, path: Path) -> Path:
 def topology_html(topology: Topology) -> str:
     """Build the page as one string."""
     names, rows = path_matrix(topology)
-    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
+    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=False)])
     said = _paths_text({cell for row in rows for cell in row})
     device = "process " if has_processes(topology) else "gpu "
     return render_html(
