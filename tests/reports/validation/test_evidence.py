@@ -68,7 +68,7 @@ def test_what_is_graded_worse_was_farther_off() -> None:
         assert between.median > 1.2 * near.median
         assert between.p90 > 1.2 * near.p90
         assert between.width > 1.2 * near.width, "intervals follow without the grade"
-        assert abs(between.inside - near.inside) < 0.05, "so they hold as many"
+        assert abs(between.inside - near.inside) < 0.08, "so they hold about as many"
 
 
 def test_cells_are_safe_and_whole() -> None:
