@@ -34,9 +34,7 @@ def planned(kind: str, ranks: int, op: str) -> list[list[tuple[int, int]]]:
     """What each stage sends, or receives, in the order of its tasks."""
     count, chunks = micro_batches_of(ranks), TORCH_CLASSES[kind][1]
     schedule = make_schedule(kind, ranks, count, chunks)
-    plan = toy_pipeline(
-        schedule, PassTimes(1.0, 1.0, 1.0), transfer_bytes=SAMPLES * WIDTH * 4, dtype="fp32"
-    )
+    plan = toy_pipeline(schedule, PassTimes(1.0, 1.0, 1.0), transfer_bytes=SAMPLES * WIDTH * 4)
     pairs = {each.name: each.groups[0] for each in plan.communicators}
     messages: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
     for task in plan.tasks:
