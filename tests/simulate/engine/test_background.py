@@ -366,6 +366,28 @@ def test_a_job_whose_host_runs_ahead_is_held_back(machine: Machine) -> None:
     assert len(run.others_step_ends_s["busy"]) == 10
 
 
+@pytest.mark.parametrize("slow_host", [False, True])
+def test_a_job_beside_takes_its_steps_as_it_does_alone(machine: Machine, slow_host: bool) -> None:
+    """Pieces in a row, slower while its own collective runs; a host ahead, or one it waits for."""
+    streams = (Stream("host", "host"), *STREAMS)
+    issues = [
+        Task(f"issue {at}", "issue", "all", "host", Compute(4e-3 if slow_host else 1e-5))
+        for at in range(4)
+    ]
+    pieces = [work(f"w{at}", (at + 1) * 1e-3, after=(at,)) for at in range(4)]
+    tasks = (*issues, *pieces[:2], reduce_("r", after=(5,)), *pieces[2:])
+    group = (Communicator("dp", (range(2, 4),)),)
+    theirs = StepPlan("other", (RankClass("all", range(2, 4)),), streams, group, tasks, 2)
+    usual = {"overlap_slowdown": 1.25}
+    alone = simulate(theirs, machine, steps=4, **usual)
+    beside = BackgroundJob(theirs, **usual)
+    mine = plan(work("w", 1.01 * alone.step_ends_s[-1]), ranks=range(2))
+    run = simulate(mine, machine, background_jobs=[beside])
+    assert run.others_step_ends_s["other"][:4] == pytest.approx(alone.step_ends_s, rel=1e-12)
+    recorded = [each for each in alone.executions if each[1] == 0]
+    assert len(recorded) == len(tasks), "each piece and each launch is recorded by itself"
+
+
 def test_a_deadlock_of_another_job_is_named(machine: Machine) -> None:
     classes = (RankClass("all", (2,)), RankClass("rest", (3,)))
     group = (Communicator("dp", ((2, 3),)),)
