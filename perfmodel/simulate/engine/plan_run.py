@@ -83,7 +83,9 @@ class PlanRun:
             self._ends_by_itself(self._graph.queues[queue][1], task)
             for queue, task in zip(self._graph.queue_of, plan.tasks, strict=True)
         ]
-        self._hosts = [number for number in range(len(self._graph.queues)) if self._is_free(number)]
+        self._hosts = [
+            number for number in range(len(self._graph.queues)) if self._waits_for_nobody(number)
+        ]
         self._participants = participants_of(plan)
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
@@ -116,7 +118,7 @@ class PlanRun:
                 self._step_states.pop(step - 2 * MAX_STEPS_AHEAD, None)
         return self._step_states[step]
 
-    def _is_free(self, number: int) -> bool:
+    def _waits_for_nobody(self, number: int) -> bool:
         """Whether a stream of the host waits for nobody, so that only time passes there."""
         _, stream, queue = self._graph.queues[number]
         return (
@@ -326,31 +328,29 @@ class PlanRun:
         """
         own, row = self._step_states[step], self._rows.get(index) or self._row(state, index)
         waits = (at for at, each in enumerate(row) if at and own.waits[each])
-        *before, last = pieces = row[: next(waits, len(row))]
-        self._pop(state, len(before))
+        pieces = row[: next(waits, len(row))]
+        self._pop(state, len(pieces) - 1)
         stretches, durations_s = zip(*(self._stretched(step, each) for each in pieces), strict=True)
-        work = Work([own.ready_s[each] for each in pieces], list(durations_s))
-        if self._steps is None and max(work.ready_s) <= self._env.now:  # only its end is asked for
-            work = Work([0.0], [sum(durations_s)])
+        readies_s, copies = [own.ready_s[each] for each in pieces], 1
+        if self._steps is None and max(readies_s) <= self._env.now:  # only its end is asked for
+            readies_s, durations_s, copies = [0.0], (sum(durations_s),), len(pieces)
+        work = Work(readies_s, list(durations_s))
 
         def end() -> None:
-            if self._steps is None:
-                work.start_s *= len(pieces)
-                work.end_s *= len(pieces)
-            for number, start_s, end_s, stretch in zip(
-                before, work.start_s, work.end_s, stretches, strict=False
-            ):
-                own.end_s[number] = end_s  # for which nobody waits
+            times_s = work.start_s * copies, work.end_s * copies
+            *before, last = zip(pieces, *times_s, stretches, strict=True)
+            for number, start_s, end_s, stretch in before:  # for which nobody waits
+                own.end_s[number] = end_s
                 self._record(step, number, start_s, end_s, stretch)
             own.tasks_left -= len(before)
-            self._finish(state, step, last, work.start_s[-1], work.end_s[-1], stretches[-1])
-            self._free(state, last)
+            self._finish(state, step, *last)
+            self._free(state, last[0])
 
         self._call_after(self._compute_resources[state.rank_class].compute(work), end)
 
     def _row(self, state: StreamState, index: int) -> tuple[int, ...]:
-        """Return a task with those behind it up to one that others wait for."""
-        row, behind, tasks = [index], state.tasks.index(index) + 1, self.plan.tasks
+        """Return a task that starts, with those behind it up to one that others wait for."""
+        row, behind, tasks = [index], state.at, self.plan.tasks
         while state.stream.workers == 1 and not self._graph.is_last[row[-1]]:
             task = tasks[state.tasks[behind]]
             if task.acquires or not isinstance(task.work, Compute):
