@@ -17,7 +17,7 @@ def once(found: MutableMapping[Any, Any], key: Hashable, find: Callable[[], T]) 
     return result
 
 
-def told(
+def with_progress(
     items: Iterable[T], progress: Callable[[int, int], None] | None, total: int, before: int = 0
 ) -> Iterator[T]:
     """Yield items, and tell after each how many of how many are done, `before` these included."""

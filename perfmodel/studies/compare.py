@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.memo import told
+from perfmodel.memo import with_progress
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.source_map import format_value
@@ -120,7 +120,7 @@ def compare(
         A name that does not resolve or a size that does not fit.
     """
     sides = []
-    for label, scenario in told(scenarios.items(), progress, len(scenarios)):
+    for label, scenario in with_progress(scenarios.items(), progress, len(scenarios)):
         at_main_size = without_curve(scenario)
         result = run_scenario(at_main_size, profile=profile)
         if result.search is not None:  # a what-if is of the layout that was chosen

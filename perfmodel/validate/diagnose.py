@@ -29,7 +29,7 @@ from perfmodel.errors import InputError, PerfmodelError, refuse_if
 from perfmodel.files.pasted_text import read_pasted_text
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.memo import told
+from perfmodel.memo import with_progress
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
 from perfmodel.topology.model import Topology
@@ -212,7 +212,7 @@ def diagnose_log(
     diagnoses = list[Diagnosis]()
     largest = build_topology(request.topology).gpus_per_host
     sweeps = prefer_out_of_place(found.sweeps)
-    for sweep in told(sweeps, progress, len(sweeps)):
+    for sweep in with_progress(sweeps, progress, len(sweeps)):
         try:
             nodes, each = layout_of(sweep, request, largest)
             topology = build_topology(

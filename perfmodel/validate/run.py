@@ -22,7 +22,7 @@ from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
 from perfmodel.files import as_json, attributes
 from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
-from perfmodel.memo import grouped, told
+from perfmodel.memo import grouped, with_progress
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
@@ -301,7 +301,7 @@ def predict_sweeps(
     calls = [(at, tasks[at]) for at in sorted(range(len(tasks)), key=lambda at: -tasks[at].work)]
     jobs = processes if len(tasks) >= WORTH_IT else 1
     answers = map_unordered(_predict_at, calls, jobs=jobs, threads=count_cores())
-    outcomes = dict(told(answers, progress, len(tasks)))
+    outcomes = dict(with_progress(answers, progress, len(tasks)))
     return [outcomes[at] for at in range(len(tasks))]
 
 

@@ -29,7 +29,7 @@ from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.memo import told
+from perfmodel.memo import with_progress
 from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (
     BY_SENDS,
@@ -129,7 +129,7 @@ def collective_rows(
     # Schedules of our own are not Gloo's loops.
     network = on_network if named is None else _on_plain_network
     rows = []
-    for nbytes in told(all_sizes, progress, len(all_sizes)):
+    for nbytes in with_progress(all_sizes, progress, len(all_sizes)):
         row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
         drawn_s = [observed_s(each, op, nbytes, named) for each in alternatives]
         ends_s = interval_s(drawn_s, row["time_s"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import refuse_if
 from perfmodel.library.machine import Machine
-from perfmodel.memo import told
+from perfmodel.memo import with_progress
 from perfmodel.scenario import (
     ClusterSize,
     Scenario,
@@ -122,7 +122,7 @@ def run_scenario(
             with_first=with_first,
             with_ends=with_ends,
         )
-        for size in told(inputs.sizes, progress, len(inputs.sizes))
+        for size in with_progress(inputs.sizes, progress, len(inputs.sizes))
     ]
     return replace(_assemble_result(inputs, largest, points), search=search)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import ExecutorUnavailable, InputError
 from perfmodel.files import attributes, data_folder, find_file, is_folder, write_atomically
 from perfmodel.files.find import is_shipped
-from perfmodel.memo import told
+from perfmodel.memo import with_progress
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.run.resolve.machine import named_node
@@ -145,7 +145,7 @@ def run_sweep(
         )
         failed = [(key, Answer("failed", v.fault)) for key, v in missing if v.scenario is None]
         known = len(variants) - len(missing)
-        for key, result in told(chain(failed, results), progress, len(variants), known):
+        for key, result in with_progress(chain(failed, results), progress, len(variants), known):
             answers[key] = result
             if storage is not None:
                 storage.add(key, first[key].set, result)
