@@ -10,10 +10,9 @@ from perfmodel.memo import grouped
 from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Kept
-from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
-from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
 WIDE, HALF = 4, 2
 """Bytes of an element in fp32, and in half precision."""
@@ -220,7 +219,7 @@ def _split_norms(
         for path in sorted(roots)
     }
     norms: list[tuple[bool, float, int]] = [
-        (True, ELEMENT_BYTES * RMS_NORM_PASSES * elements, RMS_NORM_KERNELS)
+        (True, ELEMENT_BYTES * passes_of("rms_norm") * elements, kernels_of("rms_norm"))
         for elements in widest.values()
     ]
     norms += [(False, operator.nbytes, 1) for operator in others if operator.kind == "norm"]
@@ -251,7 +250,7 @@ def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
         }
         extra += EXTRA_FUSED_PASSES.get(operator.kind, 0.0) * operator.nbytes / 2
         if operator.kind == "loss":
-            return sum(nbytes for _, nbytes in operator.reads) * FUSED_LOSS_PASSES
+            return float(sum(nbytes for _, nbytes in operator.reads) * passes_of("fused_loss"))
     return extra + sum(incoming.values()) + sum(outgoing.values())
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
-from perfmodel.workload.zoo.image_layers import BATCH_NORM_PASSES
-from perfmodel.workload.zoo.layers import LOSS_PASSES, NORM_PASSES
 
 OperatorKind = Literal["matrix", "norm", "map_norm", "loss", "other"]
 """A matrix kernel; a normalisation over rows or of feature maps; the softmax of a loss; the rest.
@@ -225,12 +224,8 @@ def kind_of(name: str) -> OperatorKind:
     return next((kind for names, kind in kinds if name in names), "other")
 
 
-PASSES: Mapping[str, float] = {
-    "map_norm": BATCH_NORM_PASSES,
-    "norm": NORM_PASSES,
-    "loss": LOSS_PASSES,
-}
-"""Passes over the input of kernels that read it more than once (see `zoo.layers`)."""
+READ_AGAIN: Mapping[str, str] = {"map_norm": "batch_norm", "norm": "norm", "loss": "loss"}
+"""Kinds whose kernels read their input more than once, as ``element_wise.yaml`` calls them."""
 
 
 def make_operator(
@@ -269,9 +264,9 @@ def make_operator(
         operator.shape = replace(product, of_activations=product.of_activations and not weights)
     elif name in CONVOLUTIONS:
         operator.shape = convolution_of(args, results[0])
-    elif kind in PASSES:
+    elif kind in READ_AGAIN:
         first = read[0] if read else results[0]
-        operator.nbytes = PASSES[kind] * first.element_size() * first.numel()
+        operator.nbytes = passes_of(READ_AGAIN[kind]) * first.element_size() * first.numel()
     operator.flops = operator.shape.flops if operator.shape else 0.0
     return operator
 

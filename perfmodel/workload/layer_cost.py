@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.float8_casts import float8_cost, grouped_float8_cost
 from perfmodel.workload.kernels.float8_layers import shares_input
 from perfmodel.workload.kernels.kernel_times import (
@@ -36,9 +37,6 @@ from perfmodel.workload.kernels.shapes import (
 )
 from perfmodel.workload.model import Layer
 from perfmodel.workload.pricing import STATED_BYTES, Pricing
-
-NORM_PASSES = 2
-"""Of a normalisation, forward: read and write."""
 
 
 def layer_cost(
@@ -178,7 +176,7 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> KernelCost:
     plain_s = (
         feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
-    waits_s = NORM_PASSES * layer.statistics_elements * pricing.batch * device.norm_s
+    waits_s = passes_of("norm") * layer.statistics_elements * pricing.batch * device.norm_s
     waits_s *= pricing.waits_for_statistics
     return KernelCost(
         plain_s + single_s + norm_s(norm_bytes, item, device) + kernels * device.ramp_s + waits_s,

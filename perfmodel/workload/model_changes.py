@@ -16,34 +16,17 @@ from typing import Any
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.scenario.sections.model import AdaptersSection
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.shapes import Attention, GroupedProduct, MatrixProduct
 from perfmodel.workload.layer_calls import Calls, LayerCall, tensor_call
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, ParameterTensor, Workload
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.layers import (
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_LOSS_PASSES,
-    MASK_BYTES,
-    WIDE_BYTES,
-    linear,
-)
+from perfmodel.workload.zoo.layers import MASK_BYTES, WIDE_BYTES, linear
 
-SCALE_PASSES = 2
-"""The result of an adapter times its scale: read and written."""
 FORWARD_SHARE = 3 / 8
 """Forward's part of what element-wise kernels of both passes move, where backward is taken to move
 5/3 of forward (`kernel_constants.yaml`)."""
-ROUTING_KERNELS = 1 + 18
-"""Of a product of experts, each of which has a kernel, in one direction: half of what stands about
-both in forward (52) and backward (20), on average. Counted without products and collectives in
-Megatron-Core 0.12 (transformer/moe/router.py, moe_utils.py, token_dispatcher.py), with loss of
-balance and fused permutation: the greatest scores, their softmax, probabilities and map scattered
-(13), the same for the loss, and the loss (15), balance forced (1), rows counted by expert and rank
-(7), four counts copied to the host, rows gathered (4) and sorted by expert (3), activation (1),
-sorted back (3) and gathered back (1); backward of the router (12) and of the dispatcher (8).
-"""
 TWO_PRODUCTS = 2
 """Of backward: of an input's gradient and of a weight's."""
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -190,12 +173,12 @@ def _adapter(
         outputs //= shard.tensor
     narrow, whole, drops = float(tokens * inputs), float(tokens * outputs), adapters.dropout
     # a sum and a scale forward, the scale and the sum of the input's gradients backward
-    both = (2 * SCALE_PASSES + ADD_PASSES) * whole + ADD_PASSES * narrow
+    both = 2 * passes_of("adapter_scale") * whole + passes_of("addition") * (whole + narrow)
     prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
     down = _map(
         f"{prefix}.lora_A",
         (tokens, inputs, width),
-        vector_elements=DROPOUT_PASSES * narrow * drops,
+        vector_elements=passes_of("dropout") * narrow * drops,
         saved_elements=narrow * drops,
         saved_bytes=MASK_BYTES * narrow * drops,
         kernels=1 + drops,
@@ -276,7 +259,7 @@ def fuse_by_hand(workload: Workload) -> Workload:
             replace(
                 layer,
                 dropout_apart=True,
-                fused_kernels=ROUTING_KERNELS
+                fused_kernels=kernels_of("fused_routing")
                 if isinstance(layer.matrix, GroupedProduct) and not layer.matrix.single_kernel
                 else layer.fused_kernels,
             )
@@ -305,7 +288,7 @@ def chunk_loss(workload: Workload) -> Workload:
 def _with_chunked_loss(layer: Layer) -> Layer:
     logits, fused = result_elements(layer), layer.fused_kept
     is_wide = layer.saved_bytes >= WIDE_BYTES * logits
-    less = FUSED_LOSS_PASSES * ELEMENT_BYTES * logits - layer.wide_bytes
+    less = passes_of("fused_loss") * ELEMENT_BYTES * logits - layer.wide_bytes
     return replace(
         layer,
         vector_bytes=layer.vector_bytes + less,

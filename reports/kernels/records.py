@@ -11,6 +11,7 @@ from unittest.mock import patch
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.device import Device, KernelConstants, make_device
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.kernel_times import (
     fused_attention_s,
     norm_s,
@@ -21,7 +22,6 @@ from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo import bert
-from perfmodel.workload.zoo.layers import DROPOUT_PASSES
 
 DATA = Path(__file__).parents[1] / "validation" / "data"
 
@@ -120,7 +120,9 @@ def _attention_s(cells: Mapping[str, str], device: Device) -> float:
         return forward_s + backward * fused_attention_s(shape, device, backward=True)
     scores = shape.sequences * shape.heads * shape.tokens**2
     # the benchmark has no dropout, and a mask only where attention is causal
-    passes = device.constants.attention.unfused_passes - DROPOUT_PASSES - 2 * (not shape.causal)
+    passes = (
+        device.constants.attention.unfused_passes - passes_of("dropout") - 2 * (not shape.causal)
+    )
     traffic_s = passes * device.item_bytes * scores / device.memory_Bps
     total_s = unfused_products_s(shape, device) + traffic_s
     if backward:

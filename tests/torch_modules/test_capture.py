@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from perfmodel.workload.kernels.element_wise import passes_of
+
 pytest.importorskip("torch", reason="modules need the extra 'torch'")
 
 import torch
@@ -25,7 +27,6 @@ from perfmodel.torch_modules.given_module import call_function
 from perfmodel.workload import build_model, load_workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times, step_s
-from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 from tests.docs.pages import DOCS, blocks
 from tests.torch_modules.small_modules import Branching, Decoder, ResNet18, real_step
 
@@ -137,7 +138,7 @@ def test_traffic_of_layers_by_hand(decoder: Capture) -> None:
     # Under autocast a norm keeps its input and both deviations of a row in fp32.
     assert normed["stream"] == f"{4 * 8 * (32 + 2)} B"
     assert head["wide"] == f"{6 * 4 * 8 * 50} B"
-    assert head["fused"] == f"{FUSED_LOSS_PASSES * 4 * 8 * 50:g} B"
+    assert head["fused"] == f"{passes_of('fused_loss') * 4 * 8 * 50:g} B"
 
 
 def test_frozen_parameters_spare_products() -> None:

@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.errors import raise_faults
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
-from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    DROPOUT_PASSES,
-    MASK_BYTES,
-    Module,
-    Parameter,
-    assemble,
-    more_work,
-)
+from perfmodel.workload.zoo.layers import MASK_BYTES, Module, Parameter, assemble, more_work
 from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape, stack_blocks
 from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabulary_head
 
@@ -85,12 +78,14 @@ def _stack(
         (f"{root}.embed_positions.weight", (sizes[1], h)),
     )
     first = token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2)
-    first = more_work(first, vector_bytes=ELEMENT_BYTES * ACTIVATION_PASSES * elements, kernels=1)
+    first = more_work(
+        first, vector_bytes=ELEMENT_BYTES * passes_of("activation") * elements, kernels=1
+    )
     first = replace(first, parameters=tables[1:], ready=(tables[1][0],))
     norm = last_norm(f"{root}.layernorm_embedding", s, h)
     norm = more_work(
         norm,
-        vector_bytes=ELEMENT_BYTES * block.dropout * DROPOUT_PASSES * elements,
+        vector_bytes=ELEMENT_BYTES * block.dropout * passes_of("dropout") * elements,
         saved_bytes=MASK_BYTES * block.dropout * elements,
         kernels=block.dropout,
     )

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Literal
 
 from perfmodel.errors import raise_faults
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import norm_calls, tensor_call
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import (
@@ -24,11 +25,8 @@ from perfmodel.workload.zoo.bert_block import POSITIONS, BertShape, block, embed
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.deberta import convolved, position_table
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
     ACTIVATIONS,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -136,8 +134,8 @@ def bert(
             1,
             h,
             h,
-            vector_elements=ACTIVATION_PASSES * h,
-            fused_elements=ACTIVATION_PASSES * h,
+            vector_elements=passes_of("activation") * h,
+            fused_elements=passes_of("activation") * h,
             saved_elements=float(shard.stream_tokens(s) * h + h),
             kernels=2,
             # all ranks gather the tokens of all, and pool the first; gradients are split
@@ -204,8 +202,8 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
         vector_elements=float(function.passes * own * h),
-        norm_elements=float(NORM_PASSES * own * h),
-        fused_elements=float((ACTIVATION_PASSES + FUSED_NORM_PASSES) * own * h),
+        norm_elements=float(passes_of("norm") * own * h),
+        fused_elements=float((passes_of("activation") + passes_of("fused_norm")) * own * h),
         saved_elements=float(function.narrow * own * h),
         stream_elements=float((1 + function.wide) * own * h),
         kernels=2 + function.kernels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.layer_calls import (
     column_calls,
     norm_calls,
@@ -16,21 +17,10 @@ from perfmodel.workload.shard import (
     Shard,
 )
 from perfmodel.workload.zoo.deberta import one_map, relative_parts
-from perfmodel.workload.zoo.decoder_block import (
-    MEAN_KERNELS,
-    MEAN_PASSES,
-    RMS_NORM_KERNELS,
-    RMS_NORM_PASSES,
-)
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     MASK_BYTES,
     NORM_BYTES,
-    NORM_PASSES,
     ONE_KERNEL,
     ActivationFunction,
     Module,
@@ -90,8 +80,11 @@ class BertShape:
     @property
     def norm(self) -> tuple[int, int, int]:
         """Passes and kernels of a norm, and times its input that it keeps."""
-        passes, kernels = RMS_NORM_PASSES + MEAN_PASSES, RMS_NORM_KERNELS + MEAN_KERNELS
-        return (passes, kernels, 3) if self.apart else (NORM_PASSES, 1, 1)
+        passes, kernels = (
+            passes_of("rms_norm") + passes_of("mean"),
+            kernels_of("rms_norm") + kernels_of("mean"),
+        )
+        return (passes, kernels, 3) if self.apart else (passes_of("norm"), 1, 1)
 
 
 def embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
@@ -106,14 +99,16 @@ def embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     norm, number = norm_parameters(f"{prefix}.LayerNorm", h), len(tables)
     passes, kernels, times = shape.norm
     # a gather for each table, an addition for each but the first, then normalisation and dropout
-    elements = float((number * ACTIVATION_PASSES + (number - 1) * ADD_PASSES) * s * h)
-    elements += (passes + shape.dropout * DROPOUT_PASSES) * own * h
+    elements = float(
+        (number * passes_of("activation") + (number - 1) * passes_of("addition")) * s * h
+    )
+    elements += (passes + shape.dropout * passes_of("dropout")) * own * h
     return embedding(
         prefix,
         tables + norm,
         (*norm_ready(norm, shape), *names(tables[1:]), *names(tables[:1])),
         vector_elements=elements,
-        fused_elements=float((1 + JOIN_PASSES) * s * h),
+        fused_elements=float((1 + passes_of("fused_addition")) * s * h),
         stream_elements=float(times * own * h),
         saved_bytes=float(
             number * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
@@ -187,7 +182,7 @@ def block(
             wide,
             parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
             vector_elements=float(function.passes * s * wide),
-            fused_elements=float(ACTIVATION_PASSES * s * wide),
+            fused_elements=float(passes_of("activation") * s * wide),
             saved_elements=float(read + (function.narrow - 1) * s * wide),
             stream_elements=float(function.wide * s * wide),
             fused_kept=None if function.kernels == 1 else Kept(float(read + s * wide)),
@@ -229,10 +224,10 @@ def _to_stream(
         h,
         parameters=dense + norm,
         ready=norm_ready(norm, shape) + names_reversed(dense),
-        vector_elements=(drops * DROPOUT_PASSES + ADD_PASSES) * stream,
+        vector_elements=(drops * passes_of("dropout") + passes_of("addition")) * stream,
         norm_elements=passes * stream,
         wide_norm=shape.apart,
-        fused_elements=float(JOIN_PASSES * stream),
+        fused_elements=float(passes_of("fused_addition") * stream),
         saved_elements=float(keeps_input * s * inputs),
         stream_elements=float(times * stream),
         saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + drops * MASK_BYTES * stream),

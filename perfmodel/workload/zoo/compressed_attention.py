@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer
-from perfmodel.workload.zoo.decoder_block import (
-    RMS_NORM_KERNELS,
-    RMS_NORM_PASSES,
-    ROTARY_PASSES,
-    BlockPlace,
-    projection,
-)
+from perfmodel.workload.zoo.decoder_block import BlockPlace, projection
 from perfmodel.workload.zoo.decoder_sizes import CompressedShape, DecoderShape, RoutedShape
-from perfmodel.workload.zoo.latent_attention import (
-    INDEX_PASSES,
-    JOIN_HEADS_PASSES,
-    TOPK_PASSES,
-    normed_map,
-)
+from perfmodel.workload.zoo.latent_attention import normed_map
 from perfmodel.workload.zoo.layers import (
-    ADD_PASSES,
-    FUSED_NORM_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -37,10 +25,6 @@ from perfmodel.workload.zoo.layers import (
 )
 from perfmodel.workload.zoo.transformer import attention
 
-BALANCE_KERNELS = 6
-"""Sums of rows and of columns, a small number added, quotients: of each iteration."""
-GATE_PASSES = 14.0
-"""A bias of places added (3), softmax in fp32 with casts (5), the product (3), its sum, copies."""
 NOTE = (
     "Attention to near and to compressed keys is counted as full attention to all of them, as "
     "transformers runs it, which masks the others; nothing trains the indexer there."
@@ -67,14 +51,18 @@ def stream_weights(prefix: str, s: int, width: int, shape: CompressedShape, outp
         outputs,
         parameters=own,
         ready=names(own[1:] if begin else own[:0:-1]) + names(own[:1]),
-        vector_elements=float(ADD_PASSES * elements + BALANCE_KERNELS * loop * s * outputs),
-        wide_elements=float(ADD_PASSES * elements),
-        norm_elements=RMS_NORM_PASSES * elements,
+        vector_elements=float(
+            passes_of("addition") * elements + kernels_of("stream_balance") * loop * s * outputs
+        ),
+        wide_elements=float(passes_of("addition") * elements),
+        norm_elements=passes_of("rms_norm") * elements,
         wide_norm=True,
-        fused_elements=float((FUSED_NORM_PASSES + 1) * elements),
-        saved_bytes=float(WIDE_BYTES * (3 * elements + 2 * BALANCE_KERNELS * loop * s * outputs)),
+        fused_elements=float((passes_of("fused_norm") + 1) * elements),
+        saved_bytes=float(
+            WIDE_BYTES * (3 * elements + 2 * kernels_of("stream_balance") * loop * s * outputs)
+        ),
         stream_elements=elements,
-        kernels=RMS_NORM_KERNELS + 12 + BALANCE_KERNELS * loop,
+        kernels=kernels_of("rms_norm") + 12 + kernels_of("stream_balance") * loop,
     )
 
 
@@ -83,7 +71,7 @@ def mixed_streams(prefix: str, s: int, width: int, shape: CompressedShape) -> Mo
     product = MatrixProduct(
         shape.streams, width, shape.streams, s, of_activations=True, has_bias=False
     )
-    moved = float(ELEMENT_BYTES * 2 * ADD_PASSES * s * shape.streams * width)
+    moved = float(ELEMENT_BYTES * 2 * passes_of("addition") * s * shape.streams * width)
     return Module(
         Layer(
             f"{prefix}.streams",
@@ -114,8 +102,9 @@ def compressed_part(place: BlockPlace, shape: CompressedShape, number: int) -> l
         heads * size,
         norm="self_attn.q_a_norm",
         by_columns=True,
-        vector=ROTARY_PASSES * turned + (JOIN_HEADS_PASSES + RMS_NORM_PASSES) * inner,
-        fused=(JOIN_HEADS_PASSES + FUSED_NORM_PASSES) * inner,
+        vector=passes_of("rotary") * turned
+        + (passes_of("joined_heads") + passes_of("rms_norm")) * inner,
+        fused=(passes_of("joined_heads") + passes_of("fused_norm")) * inner,
     )
     attended = attention(
         root,
@@ -140,8 +129,8 @@ def compressed_part(place: BlockPlace, shape: CompressedShape, number: int) -> l
             heads * size // shape.groups,
             bias=False,
         ),
-        vector_elements=ROTARY_PASSES * turned + JOIN_HEADS_PASSES * inner,
-        fused_elements=JOIN_HEADS_PASSES * inner,
+        vector_elements=passes_of("rotary") * turned + passes_of("joined_heads") * inner,
+        fused_elements=passes_of("joined_heads") * inner,
         saved_elements=inner,
         kernels=8,
     )
@@ -184,11 +173,11 @@ def _compressor(
     last = replace(
         with_work(
             last,
-            vector_bytes=ELEMENT_BYTES * GATE_PASSES * elements,
-            fused_bytes=ELEMENT_BYTES * ADD_PASSES * elements,
+            vector_bytes=ELEMENT_BYTES * passes_of("compression_gate") * elements,
+            fused_bytes=ELEMENT_BYTES * passes_of("addition") * elements,
             saved_elements=2 * elements,
             saved_bytes=WIDE_BYTES * elements,
-            kernels=16 + RMS_NORM_KERNELS,
+            kernels=16 + kernels_of("rms_norm"),
         ),
         parameters=bias + last.parameters + norm,
         ready=names(norm) + names(bias) + last.ready,
@@ -215,7 +204,7 @@ def _indexer(root: str, place: BlockPlace, shape: CompressedShape, rate: int) ->
             ("scorer.weights_proj", h, heads),
         )
     ]
-    passes = (INDEX_PASSES * heads + TOPK_PASSES) * s * keys
+    passes = (passes_of("index_scores") * heads + passes_of("index_choice")) * s * keys
     scores = linear(
         f"{root}.scores", s * heads, size, keys, parameters=(), vector_elements=passes, kernels=12
     )

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
@@ -26,15 +27,7 @@ from perfmodel.workload.zoo.image_layers import (
     pair,
     pooling,
 )
-from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    DROPOUT_PASSES,
-    MASK_BYTES,
-    Module,
-    linear,
-    more_work,
-    renamed,
-)
+from perfmodel.workload.zoo.layers import MASK_BYTES, Module, linear, more_work, renamed
 from perfmodel.workload.zoo.published import read_table
 
 NETS = read_table("published_sizes")["convolution_nets"]
@@ -273,8 +266,8 @@ def _classified(
             1,
             inputs,
             outputs,
-            vector_elements=relu * ACTIVATION_PASSES * outputs
-            + dropout[step] * DROPOUT_PASSES * inputs,
+            vector_elements=relu * passes_of("activation") * outputs
+            + dropout[step] * passes_of("dropout") * inputs,
             saved_elements=relu * outputs + dropout[step] * inputs,
             saved_bytes=float(dropout[step] * MASK_BYTES * inputs),
             kernels=1 + relu + dropout[step],

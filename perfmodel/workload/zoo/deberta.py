@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Layer
 from perfmodel.workload.zoo.image_layers import Image
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
     INDEX_BYTES,
     MASK_BYTES,
     Module,
@@ -92,8 +90,8 @@ def relative_parts(
     )
     product = MatrixProduct(s, rows, width // heads, TERMS * heads, of_activations=True)
     scores, copied = float(heads * s * s), float(TERMS * rows * width)
-    passes = TERMS * (2 * ACTIVATION_PASSES + ADD_PASSES) + ADD_PASSES
-    moved = ELEMENT_BYTES * (passes * scores + ACTIVATION_PASSES * (3 * s * width + copied))
+    passes = TERMS * (2 * passes_of("activation") + passes_of("addition")) + passes_of("addition")
+    moved = ELEMENT_BYTES * (passes * scores + passes_of("activation") * (3 * s * width + copied))
     return [
         with_work(
             maps,
@@ -121,7 +119,10 @@ def relative_parts(
 
 def convolved(s: int, width: int, kernel: int, *, dropout: bool) -> list[Module]:
     """Convolve what the embeddings put out, add it to the first block's result, normalise."""
-    words, moved = Image(width, 1, s), (ADD_PASSES + dropout * DROPOUT_PASSES) * s * width
+    words, moved = (
+        Image(width, 1, s),
+        (passes_of("addition") + dropout * passes_of("dropout")) * s * width,
+    )
     part, _ = sound_convolution(
         "encoder.conv.conv",
         words,

@@ -7,19 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import refuse_if
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
     ACTIVATIONS,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_NORM_PASSES,
-    JOIN_PASSES,
     MASK_BYTES,
-    NORM_PASSES,
     WIDE_BYTES,
     ActivationFunction,
     Module,
@@ -33,24 +28,19 @@ from perfmodel.workload.zoo.layers import (
 )
 from perfmodel.workload.zoo.transformer import attention
 
-RMS_NORM_PASSES = 12
-"""RMS normalisation as single operations, cast to fp32 and back, at the rate of normalisations: the
-table of ``ROTARY_PASSES`` measures 30 passes of half precision forward and 79 backward, of which
-autocast, whose input is fp32 already, spares half; in between."""
-RMS_NORM_KERNELS = 6
-"""Cast, square, mean, scale, cast, gain."""
-NORM_KERNELS = {False: (RMS_NORM_PASSES, RMS_NORM_KERNELS), True: (NORM_PASSES, 1)}
-"""Passes and kernels of a norm: as single operations, or fused."""
 
-
-MEAN_PASSES, MEAN_KERNELS = 5, 3
-"""More of these for layer normalisation: the mean reads, and is subtracted twice."""
+def rms_norm_work(shape: DecoderShape) -> tuple[int, int]:
+    """Passes and kernels of an RMS normalisation: as single operations, or fused."""
+    if shape.fused_norms:
+        return passes_of("norm"), 1
+    return passes_of("rms_norm"), kernels_of("rms_norm")
 
 
 def norm_work(shape: DecoderShape) -> tuple[int, int]:
     """Passes and kernels of a norm of a model."""
-    passes, kernels = NORM_KERNELS[shape.fused_norms]
-    return passes + MEAN_PASSES * shape.mean_norms, kernels + MEAN_KERNELS * shape.mean_norms
+    passes, kernels = rms_norm_work(shape)
+    means = shape.mean_norms
+    return passes + passes_of("mean") * means, kernels + kernels_of("mean") * means
 
 
 def norm_ready(norm: tuple[Parameter, ...], shape: DecoderShape) -> tuple[str, ...]:
@@ -95,7 +85,7 @@ def stream_norm(place: BlockPlace, name: str) -> Module:
         vector_bytes=moved,
         norm_bytes=moved,
         wide_norm=not shape.fused_norms,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * elements),
+        fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * elements),
         fused_kept=Kept(0.0, float(elements)),
         kernels=kernels,
         calls=norm_calls(place.shard, numels(own)),
@@ -104,12 +94,6 @@ def stream_norm(place: BlockPlace, name: str) -> Module:
     return Module(layer, own, names(own))
 
 
-ROTARY_PASSES = 17
-"""Rotary embedding of queries and keys as single operations, forward: 20 to 22 passes forward and
-24 to 27 backward of half precision measured on an A100 (linkedin/Liger-Kernel, benchmark data,
-"huggingface"); backward is taken as 5/3 of forward."""
-PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
-"""SiLU of the gate, then its product with the other branch."""
 NO_FUNCTION = ActivationFunction(passes=0, kernels=0, saved=0)
 
 
@@ -364,19 +348,21 @@ def projection(
         parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + norm_ready(normed, shape),
         vector_elements=float(
-            ROTARY_PASSES * turned
-            + ADD_PASSES * joined
-            + DROPOUT_PASSES * shape.dropout * joined
-            + shape.scaled_branches * ACTIVATION_PASSES * joined
-            + (gated * PRODUCT_PASSES + function.passes) * s * inputs
+            passes_of("rotary") * turned
+            + passes_of("addition") * joined
+            + passes_of("dropout") * shape.dropout * joined
+            + shape.scaled_branches * passes_of("activation") * joined
+            + (gated * passes_of("gate_product") + function.passes) * s * inputs
         ),
         norm_elements=float(norm_passes * (normed_elements + bare)),
         wide_norm=count > 0 and not shape.fused_norms,
         fused_elements=float(
-            ACTIVATION_PASSES * turned
-            + JOIN_PASSES * joined
-            + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
-            + FUSED_NORM_PASSES * (normed_elements + bare)
+            passes_of("activation") * turned
+            + passes_of("fused_addition") * joined
+            + (gated * passes_of("fused_addition") + activated * passes_of("activation"))
+            * s
+            * inputs
+            + passes_of("fused_norm") * (normed_elements + bare)
         ),
         copied_elements=float((shared or shares_input) * kept_input),
         **normed_kept,

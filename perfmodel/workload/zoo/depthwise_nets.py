@@ -14,6 +14,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
@@ -25,15 +26,8 @@ from perfmodel.workload.zoo.image_layers import (
     image_model,
 )
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    DROPPED_PASSES,
-    FUSED_NORM_PASSES,
-    JOIN_PASSES,
     MASK_BYTES,
     NORM_BYTES,
-    NORM_PASSES,
     Module,
     linear,
     more_work,
@@ -116,8 +110,8 @@ def efficientnet(
         1,
         last,
         IMAGENET_CLASSES,
-        vector_elements=DROPOUT_PASSES * last,
-        fused_elements=ACTIVATION_PASSES * last,
+        vector_elements=passes_of("dropout") * last,
+        fused_elements=passes_of("activation") * last,
         kernels=2,
         saved_bytes=float(MASK_BYTES * last),
     )
@@ -162,7 +156,7 @@ def _unit(
         residual=residual,
     )
     falls = drops and residual
-    copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * falls
+    copied = passes_of("activation") * activation + passes_of("stochastic_depth") * falls
     return more_work(
         part,
         vector_bytes=ELEMENT_BYTES * copied * out.elements,
@@ -271,8 +265,8 @@ def convnext(
         classes,
         parameters=norm + head,
         ready=names_reversed(head) + names(norm),
-        norm_elements=NORM_PASSES * pooled.channels,
-        fused_elements=FUSED_NORM_PASSES * pooled.channels,
+        norm_elements=passes_of("norm") * pooled.channels,
+        fused_elements=passes_of("fused_norm") * pooled.channels,
         saved_bytes=NORM_BYTES,
         kernels=2,
         saved_elements=float(pooled.channels),
@@ -333,13 +327,13 @@ def _as_hub(part: Module) -> Module:
 def _normed_after(part: Module, norm: str, image: Image) -> Module:
     """A convolution whose result is normalised over channels, pixel by pixel."""
     layer, own = part.layer, norm_parameters(norm, image.channels)
-    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    norm_bytes = float(ELEMENT_BYTES * passes_of("norm") * image.elements)
     return replace(
         with_work(
             part,
             vector_bytes=layer.vector_bytes + norm_bytes,
             norm_bytes=norm_bytes,
-            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+            fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * image.elements),
             fused_kernels=2,
             kernels=layer.kernels + 1,
             saved_elements=layer.saved_elements + image.elements,
@@ -354,7 +348,7 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     """Normalise, and halve the sides by a convolution."""
     part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False, channels_last=True)
     own = norm_parameters(f"{name}.0", image.channels)
-    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    norm_bytes = float(ELEMENT_BYTES * passes_of("norm") * image.elements)
     return replace(
         with_work(
             part,
@@ -362,7 +356,7 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
             norm_bytes=norm_bytes,
             kernels=2,
             fused_kernels=2,
-            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+            fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * image.elements),
             saved_elements=2.0 * image.elements,
             saved_bytes=float(NORM_BYTES * image.elements // image.channels),
         ),
@@ -383,7 +377,9 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     norm = norm_parameters(f"{name}.block.2", width)
     widen = weight_and_bias(f"{name}.block.3", WIDTH_FACTOR * width, width)
     narrow = weight_and_bias(f"{name}.block.5", width, WIDTH_FACTOR * width)
-    after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
+    after = (
+        passes_of("addition") + passes_of("activation") + passes_of("stochastic_depth") * drops
+    ) * elements
     return [
         replace(
             with_work(depthwise, saved_elements=float(elements)),
@@ -396,8 +392,8 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
             WIDTH_FACTOR * width,
             parameters=norm + widen,
             ready=names_reversed(widen) + names(norm),
-            norm_elements=NORM_PASSES * elements,
-            fused_elements=FUSED_NORM_PASSES * elements,
+            norm_elements=passes_of("norm") * elements,
+            fused_elements=passes_of("fused_norm") * elements,
             saved_elements=float(elements),
             stream_elements=float(elements),
             saved_bytes=float(NORM_BYTES * pixels),
@@ -410,8 +406,9 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
             width,
             parameters=narrow,
             ready=names(scale) + names_reversed(narrow),
-            vector_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + after,
-            fused_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + JOIN_PASSES * elements,
+            vector_elements=passes_of("activation") * WIDTH_FACTOR * elements + after,
+            fused_elements=passes_of("activation") * WIDTH_FACTOR * elements
+            + passes_of("fused_addition") * elements,
             saved_elements=float((2 * WIDTH_FACTOR + 1) * elements),
             kernels=4 + 3 * drops,
         ),

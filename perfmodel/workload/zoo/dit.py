@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.model import Buffers, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     NORM_BYTES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -25,9 +21,6 @@ from perfmodel.workload.zoo.transformer import attention, embedding
 
 TIME_FEATURES = 256
 """Sinusoids of a time."""
-MODULATION_PASSES = 4
-"""Scale and shift of a normalised token: two kernels that read and write it."""
-GATE_PASSES = 2
 
 
 def condition_map(
@@ -49,7 +42,7 @@ def condition_map(
         outputs,
         kernels=kernels,
         parameters=own,
-        vector_elements=float(ACTIVATION_PASSES * outputs),
+        vector_elements=float(passes_of("activation") * outputs),
         saved_elements=float(inputs + outputs),
     )
 
@@ -62,9 +55,9 @@ def modulated_map(name: str, tokens: int, width: int, outputs: int) -> Module:
         tokens,
         width,
         outputs,
-        norm_elements=NORM_PASSES * elements,
-        vector_elements=MODULATION_PASSES * elements,
-        fused_elements=FUSED_NORM_PASSES * elements,
+        norm_elements=passes_of("norm") * elements,
+        vector_elements=passes_of("modulation") * elements,
+        fused_elements=passes_of("fused_norm") * elements,
         saved_elements=float(elements),
         stream_elements=2.0 * elements,
         saved_bytes=float(NORM_BYTES * tokens),
@@ -93,8 +86,6 @@ SHRUNK = 8
 """Pixels of a side that become one of the autoencoder's code."""
 WIDTH_FACTOR, MODULATIONS = 4, 6
 """Inner width of the perceptron; scales, shifts and gates of a block."""
-FEATURE_KERNELS, DROP_KERNELS = 12, 5
-"""Sinusoids of the time and a map with SiLU; a map, and classes left out at random."""
 
 
 def dit(*, dtype: str, image_size: int, name: str = DIT, shape: DitShape = XL) -> Workload:
@@ -133,10 +124,12 @@ def _block(name: str, tokens: int, shape: DitShape) -> list[Module]:
     table = (
         (f"{name}.norm1.emb.class_embedder.embedding_table.weight", (shape.classes + 1, width)),
     )
-    gated = float((GATE_PASSES + ADD_PASSES) * elements)
+    gated = float((passes_of("modulation_gate") + passes_of("addition")) * elements)
     return [
-        condition_map(f"{time}.linear_1", TIME_FEATURES, width, kernels=FEATURE_KERNELS),
-        condition_map(f"{time}.linear_2", width, width, kernels=DROP_KERNELS),
+        condition_map(
+            f"{time}.linear_1", TIME_FEATURES, width, kernels=kernels_of("time_features")
+        ),
+        condition_map(f"{time}.linear_2", width, width, kernels=kernels_of("class_map")),
         embedding(
             f"{name}.norm1.emb.class_embedder",
             table,
@@ -158,8 +151,8 @@ def _block(name: str, tokens: int, shape: DitShape) -> list[Module]:
             width,
             width,
             kernels=4,
-            vector_elements=gated + ACTIVATION_PASSES * elements,
-            fused_elements=float(JOIN_PASSES * elements),
+            vector_elements=gated + passes_of("activation") * elements,
+            fused_elements=float(passes_of("fused_addition") * elements),
             saved_elements=float(elements),
         ),
         modulated_map(f"{name}.ff.net.0.proj", tokens, width, inner),
@@ -168,8 +161,10 @@ def _block(name: str, tokens: int, shape: DitShape) -> list[Module]:
             tokens,
             inner,
             width,
-            vector_elements=gated + ACTIVATION_PASSES * tokens * inner,
-            fused_elements=float(ACTIVATION_PASSES * tokens * inner + JOIN_PASSES * elements),
+            vector_elements=gated + passes_of("activation") * tokens * inner,
+            fused_elements=float(
+                passes_of("activation") * tokens * inner + passes_of("fused_addition") * elements
+            ),
             saved_elements=float(2 * tokens * inner + elements),
             kernels=4,
         ),

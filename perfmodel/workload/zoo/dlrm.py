@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    INDEX_BYTES,
-    Module,
-    assemble,
-    linear,
-)
+from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear
 from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
@@ -45,7 +40,7 @@ def dlrm(
             f"emb_l.{place}",
             ((f"emb_l.{place}.weight", (count, width)),),
             (f"emb_l.{place}.weight",),
-            vector_elements=float(ACTIVATION_PASSES * width),
+            vector_elements=float(passes_of("activation") * width),
             saved_bytes=4.0 * INDEX_BYTES,
             kernels=1,
         )
@@ -72,8 +67,8 @@ def _perceptron(prefix: str, widths: Sequence[int]) -> list[Module]:
             1,
             inputs,
             outputs,
-            vector_elements=float(ACTIVATION_PASSES * outputs),
-            fused_elements=float(ACTIVATION_PASSES * outputs),
+            vector_elements=float(passes_of("activation") * outputs),
+            fused_elements=float(passes_of("activation") * outputs),
             saved_elements=float(outputs + (place == 0) * inputs),
             kernels=2,
         )

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.errors import raise_faults, refuse_if
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import (
     column_calls,
     joined_calls,
@@ -29,11 +30,11 @@ from perfmodel.workload.zoo.compressed_attention import (
     stream_weights,
 )
 from perfmodel.workload.zoo.decoder_block import (
-    NORM_KERNELS,
     BlockPlace,
     check_norms,
     feed_forward_part,
     kept_by_norm,
+    rms_norm_work,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.decoder_sizes import (
@@ -48,8 +49,6 @@ from perfmodel.workload.zoo.decoder_sizes import (
 from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
 from perfmodel.workload.zoo.latent_attention import latent_attention_part
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
     Module,
     assemble,
@@ -90,7 +89,7 @@ def joined_tokens(place: BlockPlace) -> Module:
         f"{PREFIX}.hnorm", h, bias=False
     )
     own = weight_and_bias(f"{PREFIX}.eh_proj", columns, 2 * h, bias=False)
-    passes, kernels = NORM_KERNELS[shape.fused_norms]
+    passes, kernels = rms_norm_work(shape)
     saved = kept_by_norm(both, 2 * s, shape)
     saved["saved_elements"] += float(2 * shard.kept_tokens(place.tokens) * h)  # the product's
     saved["saved_bytes"] += float(INDEX_BYTES * s)
@@ -102,10 +101,10 @@ def joined_tokens(place: BlockPlace) -> Module:
         parameters=norms + own,
         ready=names(own) + names(norms),
         # ranks' columns are put beside each other after the gather
-        vector_elements=ACTIVATION_PASSES * (s * h + both + whole * (shard.tensor > 1)),
+        vector_elements=passes_of("activation") * (s * h + both + whole * (shard.tensor > 1)),
         norm_elements=float(passes * both),
         wide_norm=not shape.fused_norms,
-        fused_elements=float(ACTIVATION_PASSES * s * h + FUSED_NORM_PASSES * both),
+        fused_elements=float(passes_of("activation") * s * h + passes_of("fused_norm") * both),
         kernels=3 + 2 * kernels + (shard.tensor > 1),
         **saved,
         calls=(

@@ -7,21 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_block import ROTARY_PASSES
-from perfmodel.workload.zoo.dit import (
-    GATE_PASSES,
-    TIME_FEATURES,
-    condition_map,
-    modulated_map,
-)
+from perfmodel.workload.zoo.dit import TIME_FEATURES, condition_map, modulated_map
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    FUSED_NORM_PASSES,
-    JOIN_PASSES,
-    NORM_PASSES,
     WIDE_BYTES,
     Module,
     assemble,
@@ -219,12 +209,15 @@ def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: b
     )
     gain = weight_and_bias(norm, shape.head_size, bias=False) if norm else ()
     normed = float(bool(norm) * elements)
-    vector = 2 * ADD_PASSES * elements + (ROTARY_PASSES + NORM_PASSES) * normed
+    vector = (
+        2 * passes_of("addition") * elements + (passes_of("rotary") + passes_of("norm")) * normed
+    )
     part = more_work(
         part,
         vector_bytes=WIDE_BYTES * vector,
-        norm_bytes=WIDE_BYTES * NORM_PASSES * normed,
-        fused_bytes=WIDE_BYTES * (ACTIVATION_PASSES * elements + FUSED_NORM_PASSES * normed),
+        norm_bytes=WIDE_BYTES * passes_of("norm") * normed,
+        fused_bytes=WIDE_BYTES
+        * (passes_of("activation") * elements + passes_of("fused_norm") * normed),
         stream_elements=normed,
         saved_bytes=WIDE_BYTES * bool(norm) * tokens * shape.heads,
         kernels=2 + 6 * bool(norm),
@@ -252,8 +245,13 @@ def _gated_map(
         tokens,
         inputs,
         outputs,
-        vector_elements=float((GATE_PASSES + ADD_PASSES) * result + ACTIVATION_PASSES * inside),
-        fused_elements=float(JOIN_PASSES * result + ACTIVATION_PASSES * inside),
+        vector_elements=float(
+            (passes_of("modulation_gate") + passes_of("addition")) * result
+            + passes_of("activation") * inside
+        ),
+        fused_elements=float(
+            passes_of("fused_addition") * result + passes_of("activation") * inside
+        ),
         saved_elements=float(result + 2 * inside + (not activated) * tokens * inputs),
         kernels=3 + activated + copied,
     )
@@ -284,9 +282,12 @@ def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
             h,
             kernels=5,
             vector_elements=float(
-                ACTIVATION_PASSES * (inside + joined) + (GATE_PASSES + ADD_PASSES) * result
+                passes_of("activation") * (inside + joined)
+                + (passes_of("modulation_gate") + passes_of("addition")) * result
             ),
-            fused_elements=float(ACTIVATION_PASSES * inside + JOIN_PASSES * result),
+            fused_elements=float(
+                passes_of("activation") * inside + passes_of("fused_addition") * result
+            ),
             saved_elements=float(inside + joined + result),
         ),
     ]

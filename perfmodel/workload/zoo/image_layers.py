@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import refuse_if
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import Convolution
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
     INDEX_BYTES,
     Module,
     Parameter,
@@ -23,8 +22,6 @@ from perfmodel.workload.zoo.layers import (
     with_work,
 )
 
-BATCH_NORM_PASSES = 3
-"""Batch normalisation in training, forward: read for the statistics, read and write to apply."""
 IMAGENET_CLASSES = 1000
 """Classes of ImageNet."""
 
@@ -99,9 +96,13 @@ def convolution(
     out = Image(channels, height, width)
     inputs = image.channels // groups
     parameters = weight_and_bias(name, channels, inputs, *kernel, bias=norm is None)
-    passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
+    passes = (
+        (passes_of("batch_norm") if norm else 0)
+        + relu * passes_of("activation")
+        + residual * passes_of("addition")
+    )
     normed = norm_parameters(norm, channels) if norm else ()
-    fused = BATCH_NORM_PASSES + residual if norm else relu * ACTIVATION_PASSES
+    fused = passes_of("batch_norm") + residual if norm else relu * passes_of("activation")
     # batch normalisation also counts its batches, for a fifth of a kernel's time of the host
     kernels = 1 + bool(norm) + relu + residual
     layer = Layer(

@@ -10,20 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import refuse_if
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import IMAGENET_CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
     ACTIVATIONS,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     MASK_BYTES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -107,8 +102,8 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
             IMAGENET_CLASSES,
             parameters=norm + head,
             ready=names_reversed(head) + names(norm),
-            norm_elements=NORM_PASSES * tokens * h,
-            fused_elements=FUSED_NORM_PASSES * tokens * h,
+            norm_elements=passes_of("norm") * tokens * h,
+            fused_elements=passes_of("fused_norm") * tokens * h,
             saved_elements=float(
                 2 * tokens * h
             ),  # its head reads a view of the norm's whole result
@@ -216,7 +211,7 @@ def _head(shape: ImageShape, tokens: int) -> Module:
         h,
         pooled,
         parameters=weight_and_bias("pooler.dense", pooled, h),
-        vector_elements=ACTIVATION_PASSES * pooled,
+        vector_elements=passes_of("activation") * pooled,
         saved_elements=float(pooled),
         kernels=2,
     )
@@ -258,13 +253,13 @@ def class_and_positions(
 
     `indexed`: whether positions are gathered by indices, which are a buffer.
     """
-    passes = ACTIVATION_PASSES + ADD_PASSES + indexed * ACTIVATION_PASSES
+    passes = passes_of("activation") + passes_of("addition") + indexed * passes_of("activation")
     return embedding(
         name,
         table,
         names_reversed(table),
-        vector_elements=(passes + dropout * DROPOUT_PASSES) * tokens * width,
-        fused_elements=float(JOIN_PASSES * tokens * width),
+        vector_elements=(passes + dropout * passes_of("dropout")) * tokens * width,
+        fused_elements=float(passes_of("fused_addition") * tokens * width),
         saved_bytes=float(dropout * MASK_BYTES * tokens * width),
         kernels=2 + dropout + indexed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
@@ -11,20 +12,11 @@ from perfmodel.workload.layer_calls import (
     tensor_call,
 )
 from perfmodel.workload.model import Kept
-from perfmodel.workload.zoo.decoder_block import (
-    NORM_KERNELS,
-    ROTARY_PASSES,
-    BlockPlace,
-    kept_by_norm,
-    projection,
-)
+from perfmodel.workload.zoo.decoder_block import BlockPlace, kept_by_norm, projection, rms_norm_work
 from perfmodel.workload.zoo.decoder_sizes import (
     LatentShape,
 )
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    FUSED_NORM_PASSES,
-    NORM_PASSES,
     Module,
     linear,
     names,
@@ -34,9 +26,6 @@ from perfmodel.workload.zoo.layers import (
     with_work,
 )
 from perfmodel.workload.zoo.transformer import attention
-
-JOIN_HEADS_PASSES = 2
-"""Parts of a head put beside each other: read and written."""
 
 
 def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module]:
@@ -50,7 +39,7 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
     size = latent.plain + rotary
     turned = float(s * rotary * heads)
     joined = float(s * heads * size)
-    turn, fused_turn = ROTARY_PASSES * turned + JOIN_HEADS_PASSES * joined, 2 * joined
+    turn, fused_turn = passes_of("rotary") * turned + passes_of("joined_heads") * joined, 2 * joined
     if latent.query_rank is None:
         queries = [
             normed_map(
@@ -86,8 +75,8 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
             shape.width,
             latent.key_value_rank + rotary,
             shared=True,
-            vector=float(ROTARY_PASSES * s * rotary),
-            fused=float(ACTIVATION_PASSES * s * rotary),
+            vector=float(passes_of("rotary") * s * rotary),
+            fused=float(passes_of("activation") * s * rotary),
             # the one rotary key of all heads is gathered from the ranks that have its tokens
             calls=(
                 tensor_call(shard, "all_gather", s * rotary, "forward"),
@@ -102,8 +91,8 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
             heads * (latent.plain + latent.value),
             norm="self_attn.kv_a_layernorm",
             by_columns=True,
-            vector=JOIN_HEADS_PASSES * joined,
-            fused=JOIN_HEADS_PASSES * joined,
+            vector=passes_of("joined_heads") * joined,
+            fused=passes_of("joined_heads") * joined,
         ),
         *_indexer(place, latent),
         attention(
@@ -122,11 +111,6 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
     ]
 
 
-INDEX_PASSES, TOPK_PASSES = 4.0, 7.0
-"""Over scores of all heads: scaled, clipped at zero (read and written); over their sum: masked (3),
-the greatest found (2), and a mask of these and of the future made and joined (2), in bytes."""
-
-
 def _indexer(place: BlockPlace, latent: LatentShape) -> list[Module]:
     """Maps of queries, keys and weights, and scores of all pairs; it has no backward.
 
@@ -136,7 +120,7 @@ def _indexer(place: BlockPlace, latent: LatentShape) -> list[Module]:
         return []
     s, h, heads, size = place.tokens, place.shape.width, latent.index_heads, latent.index_size
     root, pairs = f"{place.prefix}.self_attn.indexer", float(s * s)
-    turned = float(latent.rotary * ROTARY_PASSES + size * JOIN_HEADS_PASSES) * s
+    turned = float(latent.rotary * passes_of("rotary") + size * passes_of("joined_heads")) * s
     key = weight_and_bias(f"{root}.wk", size, h, bias=False) + norm_parameters(
         f"{root}.k_norm", size
     )
@@ -152,15 +136,15 @@ def _indexer(place: BlockPlace, latent: LatentShape) -> list[Module]:
         )
         for name, inputs, outputs, own, elements, kernels in (
             ("wq_b", latent.query_rank, heads * size, (), turned * heads, 8),
-            ("wk", h, size, key, turned + NORM_PASSES * s * size, 9),
-            ("weights_proj", h, heads, (), float(ACTIVATION_PASSES * s * heads), 3),
+            ("wk", h, size, key, turned + passes_of("norm") * s * size, 9),
+            ("weights_proj", h, heads, (), float(passes_of("activation") * s * heads), 3),
         )
     ]
     products = [
         linear(f"{root}.{name}", rows, depth, s, parameters=(), vector_elements=more, kernels=many)
         for name, rows, depth, more, many in (
-            ("scores", s * heads, size, INDEX_PASSES * heads * pairs, 3),
-            ("choice", s, heads, TOPK_PASSES * pairs, 7),
+            ("scores", s * heads, size, passes_of("index_scores") * heads * pairs, 3),
+            ("choice", s, heads, passes_of("index_choice") * pairs, 7),
         )
     ]
     products = [with_work(part, weight_elements=0.0) for part in products]
@@ -190,7 +174,7 @@ def normed_map(
     s = shard.map_tokens(place.tokens) if by_columns else stream
     own = weight_and_bias(f"{place.prefix}.self_attn.{name}", outputs, inputs, bias=False)
     normed = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=False) if norm else ()
-    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    norm_passes, norm_kernels = rms_norm_work(shape)
     elements = stream * inputs * bool(norm)
     # the norms inside of attention read the result of a product, the block's first one does not
     results = elements * norm.startswith("self_attn.")
@@ -209,7 +193,7 @@ def normed_map(
         vector_elements=vector,
         norm_elements=float(norm_passes * elements),
         wide_norm=bool(norm) and not shape.fused_norms,
-        fused_elements=fused + FUSED_NORM_PASSES * elements,
+        fused_elements=fused + passes_of("fused_norm") * elements,
         copied_elements=float(shared * stream * inputs),
         **saved,
         fused_kept=Kept(float(elements + results), float(elements - results)),

@@ -56,6 +56,11 @@ ONE_KERNEL = ActivationFunction()
 GATED = ActivationFunction(passes=5, kernels=2, saved=4)
 """A function of one half (read and written), times the other; keeps both, its result and theirs."""
 
+CLAMPED = ActivationFunction(passes=16, kernels=7, saved=7)
+"""Of experts, as GPT-OSS's: gate and branch clamped, the gate scaled, its sigmoid, their product,
+one added to the branch, and the product. Keeps both as they were, the gate clamped, its sigmoid,
+their product, the branch plus one, and the result."""
+
 ACTIVATIONS: Mapping[str, ActivationFunction] = {
     **dict.fromkeys(("gelu", "gelu_pytorch_tanh", "silu", "swish"), ONE_KERNEL),
     # its backward reads the result alone
@@ -72,28 +77,6 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
 """By Hugging Face's name."""
 
 
-NORM_PASSES = 2
-"""Layer normalisation, forward: read and write (a row fits on chip)."""
-ACTIVATION_PASSES = 2
-"""ReLU, GELU, tanh, softmax as one kernel: read and write."""
-ADD_PASSES = 3
-"""A residual addition: two reads and a write."""
-LOSS_PASSES = 6
-"""Cross entropy over logits, forward: 4.4 passes of fp32 measured on an A100 for
-torch.nn.CrossEntropyLoss (linkedin/Liger-Kernel, benchmark data, "huggingface"), and 1.5 to cast
-the logits from half precision."""
-FUSED_NORM_PASSES = 3
-"""A normalisation over rows as a compiler fuses it: read and written; its backward takes five
-passes, which at 5/3 of forward (see `kernel_constants.yaml`) are those of three."""
-FUSED_LOSS_PASSES = 1.5
-"""Cross entropy as a compiler fuses it: half-precision logits read twice, for the greatest and for
-the sum; their gradient is written in half precision."""
-JOIN_PASSES = 3
-"""A chain that ends in a residual addition, fused: two reads and a write."""
-DROPPED_PASSES = 2
-"""Stochastic depth: a factor for each sample; its draw and scale are tiny kernels of their own."""
-DROPOUT_PASSES = 2.25
-"""Read, write, and a mask of one byte for each element of four."""
 MASK_BYTES, INDEX_BYTES, WIDE_BYTES = 1, 8, 4
 """Bytes that are kept of a dropped-out element, of an index, and of an element of a loss in fp32:
 its softmax, of logits in any precision."""

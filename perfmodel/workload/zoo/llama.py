@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.errors import raise_faults
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Kept, Workload, sequence_of
 from perfmodel.workload.shard import (
@@ -30,11 +31,6 @@ from perfmodel.workload.zoo.decoder_block import (
 )
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    FUSED_LOSS_PASSES,
-    FUSED_NORM_PASSES,
-    LOSS_PASSES,
     Module,
     Parameter,
     assemble,
@@ -48,9 +44,6 @@ from perfmodel.workload.zoo.layers import (
 )
 from perfmodel.workload.zoo.mixers import NOTE, check_mixers, mixers_of, token_part
 from perfmodel.workload.zoo.transformer import token_tables
-
-CAP_PASSES = 3 * ACTIVATION_PASSES
-"""Logits over the cap, tanh, times the cap: three operations."""
 
 
 def named(shape: DecoderShape, part: Module) -> Module:
@@ -97,7 +90,7 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     part = named(shape, part)
     if not (shape.scaled_embedding or shape.scaled_branches):
         return part
-    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * h)
+    moved = float(ELEMENT_BYTES * passes_of("activation") * shard.stream_tokens(s) * h)
     return more_work(part, vector_bytes=moved, kernels=1)
 
 
@@ -136,15 +129,15 @@ def head_and_loss(
         norm_elements=float(passes * stream),
         vector_elements=float(
             (
-                LOSS_PASSES
-                + shape.capped_logits * CAP_PASSES
-                + shape.scaled_branches * ACTIVATION_PASSES
+                passes_of("loss")
+                + shape.capped_logits * passes_of("logit_cap")
+                + shape.scaled_branches * passes_of("activation")
             )
             * logits
         ),
         wide_norm=not shape.fused_norms,
-        wide_elements=float(LOSS_PASSES * logits),
-        fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
+        wide_elements=float(passes_of("loss") * logits),
+        fused_elements=float(passes_of("fused_norm") * stream + passes_of("fused_loss") * logits),
         **saved,
         fused_kept=Kept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
@@ -246,12 +239,8 @@ def block_scaled(place: BlockPlace, parts: Sequence[Module]) -> list[Module]:
     if not place.shape.value_norms:
         return [*parts]
     elements = place.shard.stream_tokens(place.tokens) * place.shape.width
-    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * elements)
+    moved = float(ELEMENT_BYTES * passes_of("activation") * elements)
     return [*parts[:-1], more_work(parts[-1], vector_bytes=moved, kernels=1)]
-
-
-SIDE_PASSES = 2 * ACTIVATION_PASSES + ADD_PASSES
-"""Scaled, added to what the table says, scaled."""
 
 
 def side_inputs(shape: DecoderShape, s: int) -> list[Module]:
@@ -277,10 +266,10 @@ def side_inputs(shape: DecoderShape, s: int) -> list[Module]:
             outputs,
             parameters=own + norm,
             ready=names(norm) + names(own),
-            vector_elements=float((SIDE_PASSES + ACTIVATION_PASSES) * elements),
+            vector_elements=float((passes_of("side_input") + passes_of("activation")) * elements),
             norm_elements=float(passes * elements),
             wide_norm=True,
-            fused_elements=float((ADD_PASSES + FUSED_NORM_PASSES) * elements),
+            fused_elements=float((passes_of("addition") + passes_of("fused_norm")) * elements),
             kernels=5 + kernels,
             **saved,
         ),

@@ -7,23 +7,15 @@ transformers runs them with the kernels of mamba_ssm, causal_conv1d and flash-li
 from __future__ import annotations
 
 from perfmodel.errors import failed, raise_faults
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.scans import quantities, scan_operations, scan_table, total
 from perfmodel.workload.kernels.shapes import Scan
 from perfmodel.workload.layer_calls import norm_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Layer
 from perfmodel.workload.shard import Shard, divisor_faults
-from perfmodel.workload.zoo.decoder_block import (
-    RMS_NORM_KERNELS,
-    RMS_NORM_PASSES,
-    BlockPlace,
-    attention_part,
-    projection,
-)
+from perfmodel.workload.zoo.decoder_block import BlockPlace, attention_part, projection
 from perfmodel.workload.zoo.decoder_sizes import MIXER_NAMES, DecoderShape, MixerShape
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    FUSED_NORM_PASSES,
-    JOIN_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -36,9 +28,6 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
 )
 
-WIDE_STREAM_PASSES = 2.5
-"""In fp32, of a stream in fp32 beside a result in half precision: added (10 bytes an element where
-three passes of two bytes are six), and cast for the norm (6)."""
 NOTE = (
     "Scans run as in mamba_ssm and flash-linear-attention, convolutions as in causal_conv1d; where "
     "these packages are missing, transformers runs other operations, which take far longer."
@@ -108,7 +97,7 @@ def mixer_part(place: BlockPlace, mixer: MixerShape) -> list[Module]:
     out = projection(
         place, f"{called.path}.{called.out}", values, h, after=family.after_attention, added=True
     )
-    wide = WIDE_STREAM_PASSES * shape.wide_stream * shard.stream_tokens(place.tokens) * h
+    wide = passes_of("wide_stream") * shape.wide_stream * shard.stream_tokens(place.tokens) * h
     moved, scanned = ELEMENT_BYTES * wide, _selected if mixer.rank else _scanned
     added = more_work(out, vector_bytes=moved, wide_bytes=moved)
     return [*maps, *scanned(place, mixer, scan), added]
@@ -122,7 +111,7 @@ def _selected(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
     convolution = weight_and_bias(f"{path}.conv1d", inner, 1, mixer.kernel, bias=mixer.biased)
     decays: tuple[Parameter, ...] = ((f"{path}.A_log", (inner, state)),)
     skip: tuple[Parameter, ...] = ((f"{path}.D", (inner,)),)
-    moved = ELEMENT_BYTES * ACTIVATION_PASSES * values
+    moved = ELEMENT_BYTES * passes_of("activation") * values
     convolved = Layer(f"{path}.conv1d", vector_bytes=moved, fused_bytes=moved)
     norms = [
         parameter
@@ -137,12 +126,12 @@ def _selected(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
         outputs,
         parameters=own + tuple(norms),
         ready=names_reversed(norms) + names(own),
-        norm_elements=float(RMS_NORM_PASSES * s * outputs),
+        norm_elements=float(passes_of("rms_norm") * s * outputs),
         wide_norm=True,
-        fused_elements=float(FUSED_NORM_PASSES * s * outputs),
+        fused_elements=float(passes_of("fused_norm") * s * outputs),
         saved_elements=values + s * outputs,
         saved_bytes=float(WIDE_BYTES * s * outputs),
-        kernels=1 + 3 * RMS_NORM_KERNELS,
+        kernels=1 + 3 * kernels_of("rms_norm"),
     )
     steps = linear(f"{path}.dt_proj", s, rank, inner, saved_elements=float(s * rank))
     layer = Layer(
@@ -177,7 +166,8 @@ def _scanned(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
         matmul_flops=scan_operations(scan),
         matmul_bytes=float(ELEMENT_BYTES * (2 * values + 2 * each["keys"])),
         vector_bytes=norm_bytes + copied_bytes,
-        fused_bytes=ELEMENT_BYTES * JOIN_PASSES * values * (norm_bytes > 0) + copied_bytes,
+        fused_bytes=ELEMENT_BYTES * passes_of("fused_addition") * values * (norm_bytes > 0)
+        + copied_bytes,
         norm_bytes=norm_bytes,
         wide_norm=True,
         saved_elements=total(scan, kernels["kept"]["narrow"]),

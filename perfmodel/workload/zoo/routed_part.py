@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.shapes import GroupedProduct
 from perfmodel.workload.layer_calls import (
     CallGroup,
@@ -25,11 +26,10 @@ from perfmodel.workload.layer_calls import (
 )
 from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.zoo.decoder_block import (
-    NORM_KERNELS,
-    PRODUCT_PASSES,
     BlockPlace,
     feed_forward_part,
     kept_by_norm,
+    rms_norm_work,
     stream_norm,
 )
 from perfmodel.workload.zoo.decoder_sizes import (
@@ -39,12 +39,10 @@ from perfmodel.workload.zoo.decoder_sizes import (
 )
 from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
     ACTIVATIONS,
-    ADD_PASSES,
-    FUSED_NORM_PASSES,
+    CLAMPED,
+    GATED,
     INDEX_BYTES,
-    JOIN_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -55,31 +53,8 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
 )
 
-SCORE_PASSES = {"softmax": 6.0, "sigmoid": 14.0, "top": 2.5}
-"""Passes over a token's scores in fp32: cast (1.5), softmax (2), the greatest of them found (2.5);
-sigmoid with balanced groups adds a bias (3), the greatest of a group, a mask (3) and a gather."""
-SCORE_KERNELS = {"softmax": 6, "sigmoid": 18, "top": 3}
-CLAMPED_PASSES, CLAMPED_KERNELS, CLAMPED_KEPT = 16, 7, 7.0
-"""Gate and branch clamped, the gate scaled, its sigmoid, their product, one added to the branch,
-and the product: of elements between the maps. Kept: both as they were, the gate clamped, its
-sigmoid, their product, the branch plus one, and the result."""
 BIAS = "_bias"
 """Ends the name of a bias of experts."""
-BIAS_PASSES, BIAS_KERNELS = 14.0, 4
-"""Biases of second maps where each expert has its own kernels: weighed in fp32 (2), added (5), all
-rows joined (4) and cast back (3): ``_apply_bias`` in transformer/moe/experts.py of Megatron-Core
-0.15."""
-BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
-"""Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
-counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
-SORT_KERNELS = 8
-"""Experts sorted (4), rows of tokens found, rows counted, summed up, rows gathered."""
-RESTORE_KERNELS = 5
-"""Rows weighed, the sort inverted (3), rows gathered back."""
-CAST_PASSES = 1.5
-"""A cast from bf16 to fp8, or back: one reads or writes half as much as the other."""
-BESIDE_KERNELS = 4
-"""A router with scales: of its norm's result (2), and of a token's weights by expert (2)."""
 HALF = frozenset({"bf16", "fp16"})
 
 
@@ -160,10 +135,11 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         own += ((place.named("router.per_expert_scale"), (routed.experts,)),)
     chosen = routed.top_k if routed.scores == "top" else routed.experts
     scores, balance = s * routed.experts, place.settings.auxiliary_loss
-    wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
+    scoring = f"router_{routed.scores}"
+    wide = (passes_of(scoring) + balance * passes_of("load_balance")) * scores
     # the norm's result, cast, where parameters are narrower than the router's product
     cast = routed.wide_router and place.dtype in HALF
-    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    norm_passes, norm_kernels = rms_norm_work(shape)
     saved = kept_by_norm(s * h * normed, s * normed, shape)
     saved["saved_elements"] += float(s * h * normed) + scaled
     score_bytes = float(WIDE_BYTES * s * chosen + INDEX_BYTES * s * routed.top_k)
@@ -175,19 +151,19 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         routed.experts,
         parameters=norm + own,
         ready=names_reversed(own) + names(norm),
-        vector_elements=wide + cast * 1.5 * s * h + 2 * ACTIVATION_PASSES * scaled,
+        vector_elements=wide + cast * 1.5 * s * h + 2 * passes_of("activation") * scaled,
         wide_elements=wide,
         norm_elements=float(norm_passes * s * h * normed),
         wide_norm=normed and not shape.fused_norms,
-        fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
+        fused_elements=float(passes_of("fused_norm") * s * h * normed + 2 * scores),
         copied_elements=float((not normed) * s * h),
         fused_kept=Kept(float(s * h * normed), float(s * h * normed), score_bytes),
         kernels=1
         + norm_kernels * normed
-        + SCORE_KERNELS[routed.scores]
+        + kernels_of(scoring)
         + cast
-        + BALANCE_KERNELS * balance
-        + BESIDE_KERNELS * routed.beside,
+        + kernels_of("load_balance") * balance
+        + kernels_of("router_scales") * routed.beside,
         **saved,
         calls=norm_calls(block.shard, numels(norm + own)),
     )
@@ -199,46 +175,49 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     s, h, rows = place.tokens, block.shape.width, place.rows
     wide, ungated = routed.width // place.settings.tensor, block.shape.ungated
     pairs = float(s * routed.top_k)
-    gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
+    gathered = (passes_of("activation") + routed.weighs_input * passes_of("activation")) * pairs * h
     if place.settings.dispatch_dtype == "fp8":
         # cast before tokens leave, and back where they arrive; gradients likewise in backward
-        gathered += CAST_PASSES * (s * h + rows * h)
+        gathered += passes_of("cast") * (s * h + rows * h)
     weighs = not routed.weighs_input
-    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + pairs * h + ADD_PASSES * s * h
+    restored = (
+        passes_of("activation") * pairs * h * (1 + weighs)
+        + pairs * h
+        + passes_of("addition") * s * h
+    )
     widen = _grouped(
         place,
         "up_proj" if ungated else "gate_up_proj",
         h,
         wide if ungated else 2 * wide,
         vector=gathered,
-        fused=ACTIVATION_PASSES * pairs * h,
+        fused=passes_of("activation") * pairs * h,
         saved=rows * h + routed.weighs_input * pairs * h,
         fused_saved=rows * h,
         indices=2,
-        kernels=SORT_KERNELS,
+        kernels=kernels_of("expert_sort"),
         calls=_dispatch_calls(place),
     )
-    passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
-    gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
-    if ungated:
-        passes, gate_kept = ACTIVATIONS[ungated].passes, float(ACTIVATIONS[ungated].saved)
+    function = ACTIVATIONS[ungated] if ungated else CLAMPED if routed.clamped else GATED
     adds_bias = routed.biased and place.settings.implementation == "per-expert"
     narrow = _grouped(
         place,
         "down_proj",
         wide,
         h,
-        vector=passes * rows * wide + restored + adds_bias * BIAS_PASSES * rows * h,
-        fused=JOIN_PASSES * rows * wide
-        + ACTIVATION_PASSES * pairs * h
-        + JOIN_PASSES * s * h
-        + adds_bias * BIAS_PASSES * rows * h,
-        saved=gate_kept * rows * wide + weighs * rows * h,
-        fused_saved=JOIN_PASSES * rows * wide,
+        vector=function.passes * rows * wide
+        + restored
+        + adds_bias * passes_of("expert_bias") * rows * h,
+        fused=passes_of("fused_addition") * rows * wide
+        + passes_of("activation") * pairs * h
+        + passes_of("fused_addition") * s * h
+        + adds_bias * passes_of("expert_bias") * rows * h,
+        saved=float(function.saved) * rows * wide + weighs * rows * h,
+        fused_saved=passes_of("fused_addition") * rows * wide,
         indices=1,
-        kernels=RESTORE_KERNELS
-        + (CLAMPED_KERNELS + 2 if routed.clamped else 4)
-        + BIAS_KERNELS * adds_bias,
+        kernels=kernels_of("expert_restore")
+        + (function.kernels + 2)
+        + kernels_of("expert_bias") * adds_bias,
         calls=_combine_calls(place),
     )
     return widen, narrow
@@ -280,7 +259,7 @@ def _grouped(
         matmul_bytes=float(ELEMENT_BYTES * place.rows * (inputs + outputs)),
         vector_bytes=ELEMENT_BYTES * vector,
         fused_bytes=ELEMENT_BYTES * fused,
-        fused_kernels=1 + SORT_KERNELS // 2,
+        fused_kernels=1 + kernels_of("expert_sort") // 2,
         weight_elements=float(groups * inputs * outputs),
         saved_elements=saved,
         saved_bytes=float(INDEX_BYTES * indices * pairs),
@@ -315,8 +294,8 @@ def _shared_gate(place: RoutedPlace) -> Module:
         h,
         1,
         parameters=own,
-        vector_elements=float(2 * ADD_PASSES * s * h),
-        fused_elements=float(JOIN_PASSES * s * h),
+        vector_elements=float(2 * passes_of("addition") * s * h),
+        fused_elements=float(passes_of("fused_addition") * s * h),
         saved_elements=float(s * h + s),
         copied_elements=float(s * h),
         kernels=4,

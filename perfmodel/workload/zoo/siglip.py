@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import Buffers, Sample, Workload
 from perfmodel.workload.zoo.image_stack import (
     ClipShape,
@@ -11,12 +12,8 @@ from perfmodel.workload.zoo.image_stack import (
     text_stack,
 )
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     NORM_BYTES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -65,8 +62,8 @@ def _images(shape: ClipShape, image_size: int, tokens: int) -> tuple[list[Module
         f"{root}.embeddings",
         table,
         names(table),
-        vector_elements=float((ACTIVATION_PASSES + ADD_PASSES) * tokens * h),
-        fused_elements=float(JOIN_PASSES * tokens * h),
+        vector_elements=float((passes_of("activation") + passes_of("addition")) * tokens * h),
+        fused_elements=float(passes_of("fused_addition") * tokens * h),
         kernels=2,
     )
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, block, tokens)
@@ -97,7 +94,7 @@ def _pooled(root: str, block: StackShape, tokens: int) -> list[Module]:
             h,
             parameters=probe + joined,
             ready=names_reversed(joined) + names(probe),
-            vector_elements=2.0 * ACTIVATION_PASSES * h,
+            vector_elements=2.0 * passes_of("activation") * h,
             saved_elements=float(h),
             kernels=3,
         ),
@@ -107,7 +104,7 @@ def _pooled(root: str, block: StackShape, tokens: int) -> list[Module]:
             h,
             2 * h,
             parameters=(),
-            vector_elements=2.0 * ACTIVATION_PASSES * tokens * h,
+            vector_elements=2.0 * passes_of("activation") * tokens * h,
             saved_elements=float(tokens * h),
             kernels=2,
         ),
@@ -120,7 +117,7 @@ def _pooled(root: str, block: StackShape, tokens: int) -> list[Module]:
             wide,
             parameters=norm + weight_and_bias(f"{root}.mlp.fc1", wide, h),
             ready=(f"{root}.mlp.fc1.bias", f"{root}.mlp.fc1.weight", *names(norm)),
-            norm_elements=float(NORM_PASSES * h),
+            norm_elements=float(passes_of("norm") * h),
             saved_elements=float(h),
             stream_elements=float(h),
             saved_bytes=float(NORM_BYTES),
@@ -131,7 +128,7 @@ def _pooled(root: str, block: StackShape, tokens: int) -> list[Module]:
             1,
             wide,
             h,
-            vector_elements=float(block.activation.passes * wide + ADD_PASSES * h),
+            vector_elements=float(block.activation.passes * wide + passes_of("addition") * h),
             saved_elements=float(block.activation.saved * wide),
             kernels=2 + block.activation.kernels,
         ),

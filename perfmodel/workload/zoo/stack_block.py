@@ -12,20 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import Buffers, Kept
 from perfmodel.workload.shard import WHOLE, Shard
-from perfmodel.workload.zoo.decoder_block import NO_FUNCTION, ROTARY_PASSES
+from perfmodel.workload.zoo.decoder_block import NO_FUNCTION
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     MASK_BYTES,
     NORM_BYTES,
-    NORM_PASSES,
     ONE_KERNEL,
     ActivationFunction,
     Module,
@@ -380,10 +375,11 @@ def _column_map(
         outputs,
         parameters=before + weights,
         ready=names_reversed(weights) + names(before),
-        vector_elements=ROTARY_PASSES * rotary + float(moved * ACTIVATION_PASSES * s * outputs),
-        norm_elements=NORM_PASSES * norms,
-        fused_elements=FUSED_NORM_PASSES * norms
-        + ACTIVATION_PASSES * (rotary + float(bool(moved) * s * outputs)),
+        vector_elements=passes_of("rotary") * rotary
+        + float(moved * passes_of("activation") * s * outputs),
+        norm_elements=passes_of("norm") * norms,
+        fused_elements=passes_of("fused_norm") * norms
+        + passes_of("activation") * (rotary + float(bool(moved) * s * outputs)),
         saved_elements=float(keeps * kept_input),
         copied_elements=float((not keeps) * kept_input),
         stream_elements=begins * norms,
@@ -424,13 +420,13 @@ def _to_stream(
         h,
         parameters=weights + gain + after,
         ready=names(after) + names(gain) + names_reversed(weights),
-        norm_elements=float(late * NORM_PASSES * stream),
-        vector_elements=(function.passes + drops * DROPOUT_PASSES) * inner
-        + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream
-        + ACTIVATION_PASSES * scaled,
+        norm_elements=float(late * passes_of("norm") * stream),
+        vector_elements=(function.passes + drops * passes_of("dropout")) * inner
+        + (shape.dropout * passes_of("dropout") + passes_of("addition")) * stream
+        + passes_of("activation") * scaled,
         fused_elements=float(
-            bool(function.passes) * ACTIVATION_PASSES * inner
-            + (JOIN_PASSES + late * FUSED_NORM_PASSES) * stream
+            bool(function.passes) * passes_of("activation") * inner
+            + (passes_of("fused_addition") + late * passes_of("fused_norm")) * stream
         ),
         saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner + scaled),
         stream_elements=float(function.wide * inner + late * stream),

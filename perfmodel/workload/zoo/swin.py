@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import refuse_if
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.image_layers import hand_on
 from perfmodel.workload.zoo.image_stack import ImageShape, patches
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    FUSED_NORM_PASSES,
     NORM_BYTES,
-    NORM_PASSES,
     Module,
     assemble,
     linear,
@@ -95,9 +93,9 @@ def _merging(name: str, tokens: int, width: int) -> Module:
         2 * width,
         parameters=weight + norm,
         ready=names(weight) + names(norm),
-        vector_elements=ACTIVATION_PASSES * elements,
-        norm_elements=NORM_PASSES * elements,
-        fused_elements=FUSED_NORM_PASSES * elements,
+        vector_elements=passes_of("activation") * elements,
+        norm_elements=passes_of("norm") * elements,
+        fused_elements=passes_of("fused_norm") * elements,
         saved_elements=float(elements),
         stream_elements=float(elements),
         saved_bytes=float(NORM_BYTES * tokens // 4),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.layer_calls import (
     column_calls,
     norm_calls,
@@ -14,14 +15,8 @@ from perfmodel.workload.layer_calls import (
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
     MASK_BYTES,
     WIDE_BYTES,
     Module,
@@ -179,18 +174,21 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
     """Normalise what a stack puts out, and drop some of it."""
     width, tokens = shape.width, shard.stream_tokens(all_tokens)
     parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
-    normed = RMS_NORM_PASSES * tokens * width
+    normed = passes_of("rms_norm") * tokens * width
     layer = Layer(
         f"{stack}.final_layer_norm",
-        vector_bytes=ELEMENT_BYTES * (normed + shape.dropout * DROPOUT_PASSES * tokens * width),
+        vector_bytes=ELEMENT_BYTES
+        * (normed + shape.dropout * passes_of("dropout") * tokens * width),
         norm_bytes=float(ELEMENT_BYTES * normed),
         wide_norm=True,
-        fused_bytes=float(ELEMENT_BYTES * (FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        fused_bytes=float(
+            ELEMENT_BYTES * (passes_of("fused_norm") + passes_of("activation")) * tokens * width
+        ),
         narrow_elements=float(tokens * width),
         stream_elements=float(tokens * width),
         saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width)
         + float(WIDE_BYTES * tokens),
-        kernels=RMS_NORM_KERNELS + shape.dropout,
+        kernels=kernels_of("rms_norm") + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
     )
     return Module(layer, parameters, names(parameters))
@@ -199,7 +197,7 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
     tied, rows = not shape.own_head, shard.stream_tokens(targets)
-    scaled_bytes = ELEMENT_BYTES * tied * ACTIVATION_PASSES * rows * shape.width
+    scaled_bytes = ELEMENT_BYTES * tied * passes_of("activation") * rows * shape.width
     return more_work(
         vocabulary_head(
             "lm_head",
@@ -288,10 +286,12 @@ def _mapped(
         outputs,
         parameters=before + own,
         ready=names(own) + names(before),
-        vector_elements=elements + (drops * DROPOUT_PASSES + ADD_PASSES) * tail,
-        norm_elements=float(RMS_NORM_PASSES * normed),
+        vector_elements=elements + (drops * passes_of("dropout") + passes_of("addition")) * tail,
+        norm_elements=float(passes_of("rms_norm") * normed),
         wide_norm=True,
-        fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
+        fused_elements=float(
+            fused + passes_of("fused_norm") * normed + passes_of("fused_addition") * tail
+        ),
         saved_elements=float(saved + (bool(norm) or keeps) * read),
         stream_elements=float(normed) + wide,
         copied_elements=float(shared * read) + copied,
@@ -299,7 +299,7 @@ def _mapped(
         saved_bytes=float(
             WIDE_BYTES * (normed + bool(norm) * stream) + MASK_BYTES * (drops * tail + dropped)
         ),
-        kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + (1 + drops) * added,
+        kernels=1 + kernels + kernels_of("rms_norm") * bool(norm) + (1 + drops) * added,
         calls=calls + norm_calls(shard, numels(before)),
     )
 
@@ -369,15 +369,17 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> lis
     """Normalise, widen, activate (and gate), drop out, narrow, drop out, add."""
     h, wide, name = shape.width, shape.mlp_width // shard.tensor, f"{prefix}.DenseReluDense"
     inside, drops = tokens * wide, shape.dropout
-    passes = PRODUCT_PASSES if shape.gated else ACTIVATION_PASSES
+    passes = passes_of("gate_product") if shape.gated else passes_of("activation")
     narrow = _mapped(
         f"{name}.wo",
         tokens,
         wide,
         h,
         added=True,
-        elements=(passes + drops * DROPOUT_PASSES) * inside,
-        fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
+        elements=(passes + drops * passes_of("dropout")) * inside,
+        fused=float(
+            (passes_of("fused_addition") if shape.gated else passes_of("activation")) * inside
+        ),
         saved=(3.0 if shape.gated else 1.0 + drops) * inside,
         # autocast's result is cast to the weight's dtype, and to its own once more
         copied=float(not (shape.gated or drops)) * inside,

@@ -11,12 +11,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.layer_calls import norm_calls
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
     ACTIVATIONS,
     ONE_KERNEL,
     ActivationFunction,
@@ -185,8 +185,8 @@ def _transform(ends: DecoderEnds, s: int, block: StackShape, shard: Shard) -> li
         h,
         h,
         parameters=weight,
-        vector_elements=float(ACTIVATION_PASSES * own * h),
-        fused_elements=float(ACTIVATION_PASSES * own * h),
+        vector_elements=float(passes_of("activation") * own * h),
+        fused_elements=float(passes_of("activation") * own * h),
         saved_elements=float(2 * own * h),
         kernels=2,
         calls=norm_calls(shard, numels(weight)),

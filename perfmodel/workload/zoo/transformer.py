@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.layer_calls import (
     LayerCall,
@@ -19,17 +20,9 @@ from perfmodel.workload.layer_calls import (
 from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_LOSS_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
-    JOIN_PASSES,
-    LOSS_PASSES,
     MASK_BYTES,
     NORM_BYTES,
-    NORM_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -85,7 +78,7 @@ def attention(
     pairs = attended.all_keys // (shard.context if split else 1) * attended.kv_heads * size
     moved = (queries + pairs) * (size + value_size) // size
     kept_value = kept_values // heads if kept_values else value_size
-    merged = float(ELEMENT_BYTES * ADD_PASSES * (attended.blocks - 1) * queries)
+    merged = float(ELEMENT_BYTES * passes_of("addition") * (attended.blocks - 1) * queries)
     layer = Layer(
         name=name,
         matmul_flops=attended.flops,
@@ -186,13 +179,17 @@ def token_tables(
     """
     rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
     added = len(tables) > 1
-    elements = float((len(tables) * ACTIVATION_PASSES + added * ADD_PASSES) * rows * width)
+    elements = float(
+        (len(tables) * passes_of("activation") + added * passes_of("addition")) * rows * width
+    )
     return embedding(
         name,
         tables,
         names_reversed(tables),
-        vector_elements=elements + dropout * DROPOUT_PASSES * own * width,
-        fused_elements=float((JOIN_PASSES if added else ACTIVATION_PASSES) * rows * width),
+        vector_elements=elements + dropout * passes_of("dropout") * own * width,
+        fused_elements=float(
+            (passes_of("fused_addition") if added else passes_of("activation")) * rows * width
+        ),
         saved_bytes=float(indexed * INDEX_BYTES * rows + dropout * MASK_BYTES * own * width),
         kernels=len(tables) + added + dropout,
         calls=table_calls(shard, rows * width, whole_first=added),
@@ -213,13 +210,13 @@ def last_norm(
     `kept_result`: whether its result is kept by nobody else. `bias`: whether it has one.
     """
     own, parameters = shard.stream_tokens(tokens), weight_and_bias(name, width, bias=bias)
-    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * own * width)
+    norm_bytes = float(ELEMENT_BYTES * passes_of("norm") * own * width)
     return Module(
         Layer(
             name,
             vector_bytes=norm_bytes,
             norm_bytes=norm_bytes,
-            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * own * width),
+            fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * own * width),
             stream_elements=float(own * width),
             saved_elements=float(kept_result * own * width),
             saved_bytes=float(NORM_BYTES * own),
@@ -263,10 +260,10 @@ def vocabulary_head(
         own_words,
         parameters=norm + head,
         ready=names_reversed(head) + names(norm),
-        norm_elements=float(normed * NORM_PASSES),
-        vector_elements=float(LOSS_PASSES * scored),
-        wide_elements=float(LOSS_PASSES * scored),
-        fused_elements=float(FUSED_NORM_PASSES * normed + FUSED_LOSS_PASSES * scored),
+        norm_elements=float(normed * passes_of("norm")),
+        vector_elements=float(passes_of("loss") * scored),
+        wide_elements=float(passes_of("loss") * scored),
+        fused_elements=float(passes_of("fused_norm") * normed + passes_of("fused_loss") * scored),
         saved_elements=float(kept_input),
         stream_elements=float(normed + (not wide_loss) * scored),
         saved_bytes=float(

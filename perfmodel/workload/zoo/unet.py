@@ -8,16 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    FUSED_NORM_PASSES,
-    JOIN_PASSES,
     NORM_BYTES,
-    NORM_PASSES,
     Module,
     Parameter,
     assemble,
@@ -138,7 +134,7 @@ def _embedded(name: str, features: int, width: int) -> list[Module]:
             width,
             saved_elements=float(inputs * number),
             kernels=2,
-            vector_elements=float(ACTIVATION_PASSES * width),
+            vector_elements=float(passes_of("activation") * width),
         )
         for number, inputs in ((1, features), (2, width))
     ]
@@ -195,14 +191,15 @@ def _copied(name: str, passes: float) -> Module:
 
 def group_norm(name: str, image: Image, *, activation: bool) -> Module:
     """Normalise groups of channels over the whole map; SiLU after it."""
-    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    norm_bytes = float(ELEMENT_BYTES * passes_of("norm") * image.elements)
     parameters = norm_parameters(name, image.channels)
     layer = Layer(
         name,
-        vector_bytes=norm_bytes + ELEMENT_BYTES * ACTIVATION_PASSES * activation * image.elements,
+        vector_bytes=norm_bytes
+        + ELEMENT_BYTES * passes_of("activation") * activation * image.elements,
         norm_bytes=norm_bytes,
         kernels=1 + activation,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+        fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * image.elements),
         stream_elements=float((1 + activation) * image.elements),
         saved_bytes=float(NORM_BYTES * NORM_GROUPS),
     )
@@ -233,7 +230,7 @@ def residual_block(name: str, image: Image, channels: int, time: int) -> list[Mo
     The input is added after.
     """
     first, out = plain_convolution(f"{name}.conv1", image, channels)
-    last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=ADD_PASSES + 2)
+    last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=passes_of("addition") + 2)
     parts = [
         group_norm(f"{name}.norm1", image, activation=True),
         first,
@@ -242,7 +239,7 @@ def residual_block(name: str, image: Image, channels: int, time: int) -> list[Mo
             1,
             time,
             channels,
-            vector_elements=ACTIVATION_PASSES * time + 2.0 * out.elements,
+            vector_elements=passes_of("activation") * time + 2.0 * out.elements,
             fused_elements=2.0 * out.elements,
             saved_elements=float(time),
             kernels=3,
@@ -275,8 +272,8 @@ def transformer(name: str, image: Image, depth: int, heads: int, shape: UnetShap
         with_work(
             end,
             kernels=3,
-            vector_bytes=float(ELEMENT_BYTES * (ADD_PASSES + 2) * image.elements),
-            fused_bytes=float(ELEMENT_BYTES * JOIN_PASSES * image.elements),
+            vector_bytes=float(ELEMENT_BYTES * (passes_of("addition") + 2) * image.elements),
+            fused_bytes=float(ELEMENT_BYTES * passes_of("fused_addition") * image.elements),
             fused_kernels=2,
         ),
     ]
@@ -297,9 +294,12 @@ def _transformer_block(
             inner,
             width,
             vector_elements=float(
-                (ACTIVATION_PASSES + ADD_PASSES) * rows * inner + ADD_PASSES * elements
+                (passes_of("activation") + passes_of("addition")) * rows * inner
+                + passes_of("addition") * elements
             ),
-            fused_elements=float(ADD_PASSES * rows * inner + JOIN_PASSES * elements),
+            fused_elements=float(
+                passes_of("addition") * rows * inner + passes_of("fused_addition") * elements
+            ),
             saved_elements=float(4 * rows * inner),
             kernels=4,
         ),
@@ -343,8 +343,8 @@ def _attention_part(
             width,
             width,
             kernels=3,
-            vector_elements=float((ADD_PASSES + 2) * rows * width),
-            fused_elements=float(JOIN_PASSES * rows * width),
+            vector_elements=float((passes_of("addition") + 2) * rows * width),
+            fused_elements=float(passes_of("fused_addition") * rows * width),
         ),
     ]
 
@@ -359,8 +359,8 @@ def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bi
         outputs,
         parameters=own + mapped,
         ready=names_reversed(mapped) + names(own),
-        norm_elements=NORM_PASSES * rows * width,
-        fused_elements=FUSED_NORM_PASSES * rows * width,
+        norm_elements=passes_of("norm") * rows * width,
+        fused_elements=passes_of("fused_norm") * rows * width,
         saved_elements=float(rows * width),
         stream_elements=float(rows * width),
         saved_bytes=float(NORM_BYTES * rows),

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import raise_faults
+from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
     MASK_BYTES,
     NORM_BYTES,
-    NORM_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -116,17 +112,6 @@ def wav2vec2(
     )
 
 
-CODE_PASSES, CODE_KERNELS = 30.5, 16
-"""Scores of codes in fp32: ``torch.nn.functional.gumbel_softmax`` with hard codes casts (1.5),
-draws (1), takes the logarithm (2), negates (2), adds (3), divides (2), takes softmax (2), finds the
-greatest (1), writes (2), subtracts (3), adds (3), casts back (1.5); for the loss of diversity they
-are cast again (1.5), softmax taken (2), masked and summed (3)."""
-COMPARED_PASSES, COMPARED_WIDE, COMPARED_KERNELS = 6, 11.5, 14
-"""Codes are gathered (2), joined (2), asked whether they are the same (2); in fp32 cast (1.5), then
-``torch.cosine_similarity``: both sides' lengths (2), both divided (4), multiplied (3), summed (1).
-"""
-
-
 def contrastive_parts(
     s: int, h: int, features: int, codes: tuple[int, ...], *, dropout: bool
 ) -> list[Module]:
@@ -142,8 +127,8 @@ def contrastive_parts(
     book: tuple[Parameter, ...] = (("quantizer.codevectors", (1, groups * words, width // groups)),)
     taken = Layer(
         "quantizer.codevectors",
-        vector_bytes=float(ELEMENT_BYTES * ACTIVATION_PASSES * scores * width // groups),
-        fused_bytes=float(ELEMENT_BYTES * ACTIVATION_PASSES * scores),
+        vector_bytes=float(ELEMENT_BYTES * passes_of("activation") * scores * width // groups),
+        fused_bytes=float(ELEMENT_BYTES * passes_of("activation") * scores),
         saved_elements=float(scores),
         kernels=2,
     )
@@ -154,15 +139,16 @@ def contrastive_parts(
             s,
             features,
             groups * words,
-            vector_elements=CODE_PASSES * scores + dropout * DROPOUT_PASSES * read,
-            wide_elements=float(CODE_PASSES * scores),
-            fused_elements=float(ADD_PASSES * scores),
+            vector_elements=passes_of("gumbel_codes") * scores
+            + dropout * passes_of("dropout") * read,
+            wide_elements=float(passes_of("gumbel_codes") * scores),
+            fused_elements=float(passes_of("addition") * scores),
             saved_elements=dropout * read,
             copied_elements=(not dropout) * read,
             saved_bytes=2 * WIDE_BYTES * scores
             + INDEX_BYTES * s * groups
             + dropout * MASK_BYTES * read,
-            kernels=1 + dropout + CODE_KERNELS,
+            kernels=1 + dropout + kernels_of("gumbel_codes"),
         ),
         linear("project_hid", s, h, mapped, saved_elements=float(s * h)),
         linear(
@@ -170,15 +156,17 @@ def contrastive_parts(
             s,
             width,
             mapped,
-            vector_elements=(COMPARED_PASSES + COMPARED_WIDE) * pairs * mapped,
-            wide_elements=COMPARED_WIDE * pairs * mapped,
-            fused_elements=float(ADD_PASSES * pairs * mapped),
+            vector_elements=(passes_of("compared_codes") + passes_of("compared_codes_wide"))
+            * pairs
+            * mapped,
+            wide_elements=passes_of("compared_codes_wide") * pairs * mapped,
+            fused_elements=float(passes_of("addition") * pairs * mapped),
             saved_elements=float(s * width),
             # the three that are divided and multiplied, five of each pair, the frame, and indices
             saved_bytes=float(
                 WIDE_BYTES * (pairs * (3 * mapped + 5) + s * mapped) + (INDEX_BYTES + 1) * pairs
             ),
-            kernels=1 + COMPARED_KERNELS,
+            kernels=1 + kernels_of("compared_codes"),
         ),
     ]
 
@@ -224,8 +212,8 @@ def _projection(name: str, s: int, features: int, h: int, mask: tuple[Parameter,
         h,
         parameters=norm + own + mask,
         ready=names(mask) + names_reversed(own) + names(norm),
-        norm_elements=NORM_PASSES * s * features,
-        fused_elements=FUSED_NORM_PASSES * s * features,
+        norm_elements=passes_of("norm") * s * features,
+        fused_elements=passes_of("fused_norm") * s * features,
         saved_elements=float(s * features),
         stream_elements=float(s * features),
         saved_bytes=float(NORM_BYTES * s),
@@ -247,7 +235,7 @@ def _positions(name: str, s: int, block: StackShape, kernel: int, groups: int) -
         (f"{name}.parametrizations.weight.original0", (1, 1, kernel)),
         (f"{name}.parametrizations.weight.original1", (h, h // groups, kernel)),
     )
-    moved = (ADD_PASSES + drops * DROPOUT_PASSES) * s * h
+    moved = (passes_of("addition") + drops * passes_of("dropout")) * s * h
     part = more_work(part, vector_bytes=ELEMENT_BYTES * moved, kernels=2 + drops)
     return replace(
         with_work(

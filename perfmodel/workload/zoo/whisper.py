@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import raise_faults
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
-    ADD_PASSES,
-    DROPOUT_PASSES,
     MASK_BYTES,
     Module,
     Parameter,
@@ -126,7 +125,7 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     halve = with_work(
         halve,
         vector_bytes=halve.layer.vector_bytes
-        + ELEMENT_BYTES * (ADD_PASSES + dropped * DROPOUT_PASSES) * elements,
+        + ELEMENT_BYTES * (passes_of("addition") + dropped * passes_of("dropout")) * elements,
         saved_elements=float(elements),
         saved_bytes=float(dropped * MASK_BYTES * elements),
         kernels=halve.layer.kernels + 1 + dropped,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload
 from perfmodel.workload.zoo.image_layers import (
-    BATCH_NORM_PASSES,
     IMAGENET_CLASSES,
     Image,
     convolution,
@@ -23,8 +23,6 @@ from perfmodel.workload.zoo.image_layers import (
     pooling,
 )
 from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
     Module,
     linear,
     names,
@@ -109,9 +107,9 @@ def _cell(
         parts += more
         if place % 2:
             states.append(out)
-    adds = ADD_PASSES * sum(state.elements for state in states[2:])
+    adds = passes_of("addition") * sum(state.elements for state in states[2:])
     joined = Image(width * len(cell.joined), states[-1].height, states[-1].width)
-    moved = float(ELEMENT_BYTES * (adds + ACTIVATION_PASSES * joined.elements))
+    moved = float(ELEMENT_BYTES * (adds + passes_of("activation") * joined.elements))
     return [*parts, Module(Layer(f"{path}.joined", vector_bytes=moved, kernels=6))], joined
 
 
@@ -136,8 +134,8 @@ def _rectified(
     part, out = convolution(
         name, image, channels, kernel, stride=stride, padding=padding, norm=norm, relu=False
     )
-    passes = ACTIVATION_PASSES * rectifies * image.elements + (
-        BATCH_NORM_PASSES * bool(norm) * out.elements
+    passes = passes_of("activation") * rectifies * image.elements + (
+        passes_of("batch_norm") * bool(norm) * out.elements
     )
     kernels = 1 + rectifies + 2 * bool(norm)
     return [
@@ -159,8 +157,8 @@ def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image
     more, _ = _rectified(f"{path}.conv2", image, half, (1, 1), norm="", stride=2, rectifies=False)
     whole = replace(out, channels=channels)
     # cut and padded, joined, normalised
-    copies = 2 * ACTIVATION_PASSES * image.elements + ACTIVATION_PASSES * whole.elements
-    passes = float(copies + BATCH_NORM_PASSES * whole.elements)
+    copies = 2 * passes_of("activation") * image.elements + passes_of("activation") * whole.elements
+    passes = float(copies + passes_of("batch_norm") * whole.elements)
     normed = norm_parameters(f"{path}.bn", channels)
     layer = Layer(
         f"{path}.bn",

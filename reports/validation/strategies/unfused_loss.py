@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload
 from perfmodel.workload.model_changes import fuse_by_hand
-from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES, WIDE_BYTES
+from perfmodel.workload.zoo.layers import WIDE_BYTES
 
 MEGATRON_LOSS_PASSES = 26 * 3 / 8
 """Passes of forward over logits in half precision, where backward is taken to make 5/3 as many, of
@@ -32,7 +33,7 @@ def _with_loss_apart(layer: Layer) -> Layer:
     if not layer.wide_bytes or fused is None or layer.fused_bytes is None:
         return layer
     logits = result_elements(layer)
-    more = (MEGATRON_LOSS_PASSES - FUSED_LOSS_PASSES) * ELEMENT_BYTES * logits
+    more = (MEGATRON_LOSS_PASSES - passes_of("fused_loss")) * ELEMENT_BYTES * logits
     return replace(
         layer,
         fused_bytes=layer.fused_bytes + more,
