@@ -22,8 +22,6 @@ from perfmodel.library.settings import LEAST_CHANNELS, LEVELS, MOST_CHANNELS, Li
 from perfmodel.topology.model import Reach, Sockets, Topology
 from perfmodel.topology.routing.router import Router
 
-Hop = Literal["nvlink", "pcie", "network", "memory"]
-
 GDR_PATHS = frozenset({"LOC", "PIX", "PXB", "P2C"})
 """Path types over which NCCL lets a NIC reach GPU memory (ncclTopoCheckGdr, NCCL_NET_GDR_C2C=1)."""
 
@@ -41,7 +39,7 @@ class Path:
 
     arcs: tuple[int, ...]
     """Directed links crossed (twice if crossed twice)."""
-    hop: Hop
+    hop: Literal["nvlink", "pcie", "network", "memory"]
     """Decides the library's step latency."""
     cap_Bps: float = float("inf")
     """Most that this path can carry whatever its links allow."""

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-COALESCED_BYTES = 10 * MIB
-"""Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
 
 FIRST, OTHERS = "gpu 0", "other gpus"
 
@@ -85,10 +83,10 @@ def _pieces(
     for tensor in tensors:
         dtype, before = tensor.dtype, filling.get(tensor.dtype, 0)
         filled = before + tensor.nbytes
-        if closes_behind and filled + tensor.nbytes >= COALESCED_BYTES:
+        if closes_behind and filled + tensor.nbytes >= fixed_in("torch", "data_parallel_bytes"):
             pieces.append((filled, dtype))
             filled = 0
-        elif not closes_behind and filled > COALESCED_BYTES:
+        elif not closes_behind and filled > fixed_in("torch", "data_parallel_bytes"):
             pieces.append((before, dtype))
             filled = tensor.nbytes
         filling[dtype] = filled

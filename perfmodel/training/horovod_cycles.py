@@ -15,17 +15,10 @@ from dataclasses import dataclass, replace
 
 from perfmodel.arrays import round_up
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 
-ATOMIC_UNIT = 64
-"""Elements that a fusion buffer has a multiple of (FUSION_BUFFER_ATOMIC_UNIT, common.h)."""
-LARGEST_ITEM = 8
-"""Bytes of the largest dtype, for which the buffer is rounded up (controller.cc)."""
-BATCH_PADDING = 16
-"""Bytes to which tensors are padded where a kernel copies several (BATCHED_D2D_PADDING)."""
-STATUS_BITS = 3
-"""Bits beside those of tensors in what threads exchange (NUM_STATUS_BITS, response_cache.h)."""
 WORD_BITS, WORD_BYTES = 64, 8
 
 
@@ -37,13 +30,13 @@ def buffer_bytes(threshold_bytes: float, ranks_per_host: int) -> int:
     >>> buffer_bytes(1000, 1), buffer_bytes(1000, 4), buffer_bytes(0, 8)
     (1024, 2048, 0)
     """
-    unit = ranks_per_host * LARGEST_ITEM * ATOMIC_UNIT
-    return round_up(int(threshold_bytes), unit)
+    unit = fixed_in("horovod", "largest_item_bytes") * fixed_in("horovod", "atomic_elements")
+    return round_up(int(threshold_bytes), ranks_per_host * unit)
 
 
 def bit_vector_bytes(tensors: int) -> int:
     """Bytes of the bit vector that says which cached tensors a rank has handed over."""
-    return -(-(tensors + STATUS_BITS) // WORD_BITS) * WORD_BYTES
+    return -(-(tensors + fixed_in("horovod", "status_bits")) // WORD_BITS) * WORD_BYTES
 
 
 def fuse_tensors(
@@ -184,12 +177,6 @@ def _run_cycles(
     return tuple(cycles)
 
 
-TENSORS_PER_COPY = 160
-"""Tensors that one kernel copies (BATCHED_D2D_CAPACITY, horovod 0.28.1, cuda_kernels.h)."""
-REQUEST_BYTES = 100
-"""Of a request: name, dtype, shape and device of a tensor, as flatbuffers has them; assumption."""
-
-
 def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     """Sizes and times that the cycles of a job depend on."""
     tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
@@ -197,7 +184,7 @@ def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     rules = FusionRules(
         nbytes=tuple(t.numel * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True)),
         dtypes=dtypes,
-        padding=1 if request.blocking_wait else BATCH_PADDING,
+        padding=1 if request.blocking_wait else fixed_in("horovod", "batch_padding_bytes"),
         limit=buffer_bytes(options.fusion_threshold, request.ranks_per_host),
         cycle_s=options.cycle_time,
         agreement_s=agreement_s(request, options),
@@ -230,7 +217,7 @@ def agreement_s(request: StepRequest, options: HorovodStrategy) -> float:
     time_s = request.collective_s("all_reduce", bits, library) if bits else 0.0
     if request.iteration == "steady" and is_cached(request, options):
         return time_s
-    for nbytes in (ITEM_BYTES["int32"], tensors * REQUEST_BYTES):
+    for nbytes in (ITEM_BYTES["int32"], tensors * fixed_in("horovod", "request_bytes")):
         time_s += request.collective_s("gather", nbytes * request.ranks, library)
         time_s += request.collective_s("broadcast", nbytes, library)
     return time_s
@@ -287,5 +274,7 @@ def copy_s(request: StepRequest, nbytes: int, count: int) -> float:
     """Time to copy tensors to or from the buffer; none for a tensor alone."""
     if count == 1:
         return 0.0
-    kernels = count if request.blocking_wait else -(-count // TENSORS_PER_COPY)
+    kernels = (
+        count if request.blocking_wait else -(-count // fixed_in("horovod", "tensors_per_copy"))
+    )
     return nbytes / request.times.copy_Bps + kernels * request.kernel_s

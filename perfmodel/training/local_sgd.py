@@ -17,6 +17,7 @@ from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, GROUP, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
@@ -34,8 +35,6 @@ from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 GRADIENTS = "gradient groups"
 """Communicator of the ranks that all-reduce gradients in each step."""
 
-TENSORS_PER_LAUNCH = 128
-"""Tensors that a kernel of ``torch.cat`` copies (``CAT_ARRAY_BATCH_SIZE``, Shape.cu)."""
 
 SEGMENTS_PER_STEP = 4
 """Tasks of a pass of a long round, where nothing overlaps."""
@@ -154,7 +153,8 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
     """Average the parameters of a group's ranks; return the last task."""
     trained = [request.workload.tensors[i] for i in request.workload.ready_order]
     nbytes, dtype = averaged_bytes(trained)
-    kernels, name = 1 - (-len(trained) // TENSORS_PER_LAUNCH), f"parameters, step {step}"
+    name, most = f"parameters, step {step}", fixed_in("torch", "tensors_per_concatenation")
+    kernels = 1 - (-len(trained) // most)
     joined, waits = f"flatten {name}", (*tasks.issue(name, kernels, RANKS, micro_batch=step), after)
     flat = tasks.copy(joined, 2 * nbytes, kernels, RANKS, after=waits, micro_batch=step)
     waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)

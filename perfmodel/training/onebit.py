@@ -30,6 +30,7 @@ from perfmodel.files.read import read_yaml
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
@@ -71,9 +72,6 @@ def padded_elements(elements: int, ranks: int) -> int:
     return round_up(elements, unit)
 
 
-PIECE_ELEMENTS = 500_000_000
-"""Gradients that the engine all-reduces at once: a piece ends with the tensor that exceeds it."""
-
 PASSES_OF_STEP = {
     "warm-up": ("momentum", "variance", "update"),
     "adam": ("momentum", "update"),
@@ -81,8 +79,6 @@ PASSES_OF_STEP = {
     "lamb": ("momentum", "lamb"),
 }
 """What optimizer steps consist of, without exchanges."""
-LAMB_READS = 2
-"""Numbers of each tensor that the host reads."""
 
 
 def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
@@ -162,7 +158,8 @@ def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...
 def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
     """Elements, tensors and dtype of each piece of gradients, in the order of registration."""
     order = sorted(workload.ready_order)
-    for group in full_groups(order, workload, PIECE_ELEMENTS + 1, exceeds=True):
+    most = fixed_in("deepspeed", "onebit_piece_elements")
+    for group in full_groups(order, workload, most + 1, exceeds=True):
         tensors = [workload.tensors[index] for index in group]
         yield sum(tensor.numel for tensor in tensors), len(tensors), tensors[-1].dtype
 
@@ -206,7 +203,8 @@ def _add_update(
         rest = known["exchange"]
     if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
-        end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
+        reads = fixed_in("deepspeed", "lamb_reads") * trained
+        end = tasks.issue("read norms", reads, RANKS, after=(end,), **marks)[0]
     return passes("update", rest.item_bytes * elements, rest.kernels * times, (end,))
 
 
@@ -281,8 +279,6 @@ def add_passes(
 
 ERROR_BYTES = 4
 """Errors, momenta and what is made of them are fp32."""
-PASSING_BUFFERS = 3
-"""Tensors of the whole buffer beside it while it is compressed: the sum, signs and the error."""
 MORE_STATES = {"adam": 0, "zero_one_adam": 1, "lamb": 1}
 """States beside Adam's two: what was not exchanged yet, or the fresh variance."""
 
@@ -305,7 +301,7 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     whole = ERROR_BYTES * sum(buffers)
     master = whole if setup.trained[0].dtype == "fp16" else 0
     # the flat gradients; with LAMB the momenta of the step before
-    passing = PASSING_BUFFERS * ERROR_BYTES * max(padded) + master
+    passing = fixed_in("deepspeed", "onebit_buffers") * ERROR_BYTES * max(padded) + master
     passing += whole if options.optimizer == "lamb" else 0
     return replace(
         use,

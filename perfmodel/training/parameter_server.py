@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 from perfmodel.files import read_yaml
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.forward_backward import (
     MANY_MICRO_BATCHES,
@@ -38,14 +39,6 @@ from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.units import parse_bandwidth
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
-
-Assignment = Literal["greedy", "hash"]
-
-HASH_FACTOR = 9973
-"""Prime that a key is multiplied by (MXNet, kvstore_dist.h)."""
-
-SPLIT_BYTES = 4_000_000
-"""Tensors from which on MXNet cuts over all servers: MXNET_KVSTORE_BIGARRAY_BOUND, 1e6 elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +54,23 @@ def shard(
     tensors: Sequence[ParameterTensor],
     servers: int,
     *,
-    assignment: Assignment = "greedy",
-    split_bytes: float = SPLIT_BYTES,
+    assignment: Literal["greedy", "hash"] = "greedy",
+    split_bytes: float | None = None,
     slice_bytes: float | None = None,
 ) -> tuple[Shard, ...]:
     """Assign every element of every tensor to a server, in the order of the tensors.
 
     `assignment`: of what is not cut over all: to the server with fewest bytes so far, or by a hash.
-    `split_bytes`: tensors of so many bytes are cut into equal parts over all servers.
+    `split_bytes`: tensors of so many bytes are cut into equal parts over all servers; of MXNet's
+        default where it is not given.
     `slice_bytes`: instead, all tensors are cut into slices of at most so many bytes, each assigned
         alone.
     """
-    load = [0.0] * servers
+    load, cut_from = [0.0] * servers, split_bytes or fixed_in("mxnet", "split_bytes")
     shards: list[Shard] = []
     key = 0
     for index, tensor in enumerate(tensors):
-        over_all = slice_bytes is None and tensor.nbytes >= split_bytes and servers > 1
+        over_all = slice_bytes is None and tensor.nbytes >= cut_from and servers > 1
         slices = servers
         if not over_all:
             slices = 1 if slice_bytes is None else max(1, -(-tensor.nbytes // int(slice_bytes)))
@@ -86,7 +80,7 @@ def shard(
                 server = (
                     load.index(min(load))
                     if assignment == "greedy"
-                    else ((key + number) * HASH_FACTOR % servers)
+                    else ((key + number) * fixed_in("mxnet", "key_factor") % servers)
                 )
             load[server] += elements * tensor.nbytes / max(1, tensor.numel)
             shards.append(Shard(index, server, elements))
@@ -213,7 +207,7 @@ def _shards(
         tensors,
         servers,
         assignment=options.assignment,
-        split_bytes=options.split_above or SPLIT_BYTES,
+        split_bytes=options.split_above,
         slice_bytes=options.slice,
     )
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.data_parallel import (
-    COALESCED_BYTES,
     broadcast_pieces,
     data_parallel_plan,
     reduction_pieces,
@@ -155,7 +154,7 @@ def test_reductions_are_cut_as_in_pytorch(sizes: Sequence[tuple[int, str]]) -> N
     dtypes = {dtype: name for name, dtype in names.items()}
     wanted = [
         (sum(t.numel() * t.element_size() for t in p), dtypes[p[0].dtype])
-        for p in _take_tensors(real, COALESCED_BYTES)
+        for p in _take_tensors(real, 10 * MIB)
     ]
     assert list(reduction_pieces(tensors)) == [piece for piece in wanted if piece[0]]
 
@@ -165,8 +164,8 @@ def test_pieces_hold_every_byte(numels: Sequence[int]) -> None:
     tensors = [ParameterTensor("t", (numel,)) for numel in numels]
     largest = 4 * max(numels)
     most = {
-        broadcast_pieces: COALESCED_BYTES + largest,
-        reduction_pieces: max(COALESCED_BYTES, largest),
+        broadcast_pieces: 10 * MIB + largest,
+        reduction_pieces: max(10 * MIB, largest),
     }
     for cut, bound in most.items():
         assert sum(nbytes for nbytes, _ in cut(tensors)) == 4 * sum(numels)
@@ -183,5 +182,5 @@ def test_a_broadcast_closes_when_another_such_tensor_would_fill_it() -> None:
 def test_gradients_leave_in_pieces_of_10_mib(resnet: Workload, times_of: Times) -> None:
     plan = data_parallel_plan(StepRequest(resnet, times_of(resnet), 2, 1))
     pieces = np.array([work.nbytes for work in collectives(plan, "reduce", "gpu 0")])
-    assert len(pieces) >= resnet.nbytes / COALESCED_BYTES
-    assert pieces.max() <= COALESCED_BYTES
+    assert len(pieces) >= resnet.nbytes / (10 * MIB)
+    assert pieces.max() <= 10 * MIB

@@ -20,13 +20,10 @@ from perfmodel.scenario.strategies.ddp import (
 from perfmodel.training.ddp.bucket_reduction import CALLBACK, CAST, BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.power_sgd import held_bytes, reduce_factors
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
-
-OBSERVER_KERNELS = 24
-"""Small kernels of an observer and of scale and zero point from its extremes
-(``torch/ao/quantization/observer.py``)."""
 
 
 def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
@@ -52,7 +49,7 @@ def _reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int
     """
     ranks = reduction.ranks
     channels, padded = _quantised_channels(hook, reduction.numel)
-    pad, observers, quantisers, adders = 0, OBSERVER_KERNELS, 5, 1 + 4
+    pad, observers, quantisers, adders = 0, fixed_in("torch", "observer_kernels"), 5, 1 + 4
     if hook.kind == "quantization_perchannel":
         pad, observers = 2 * 4 * padded, observers + 1
         quantisers, adders = 4 * channels + 3, 1 + 3 * channels + 3

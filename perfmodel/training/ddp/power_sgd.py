@@ -20,13 +20,8 @@ from perfmodel.scenario.strategies.ddp import (
 )
 from perfmodel.training.ddp.bucket_reduction import BucketReduction, sum_passes
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-GRAM_SCHMIDT_RANK = 2
-"""Largest rank that fp32 is orthogonalised by Gram-Schmidt at (``_orthogonalize``)."""
-
-RANDOM_NUMBERS_PER_S = 1e8
-"""Normal numbers that ``torch.randn`` draws on one core (own run, torch 2.13, x86-64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,9 @@ def _first_product(
         (True, 2 * item * factors.stacked_elements, stacks),
     )
     if not hook.warm_start and step.tasks.launch_s > 0:
-        draws = math.ceil(factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s)
+        draws = math.ceil(
+            factors.q_elements / fixed_in("torch", "random_numbers_per_s") / step.tasks.launch_s
+        )
         step.tasks.issue(f"random Q of {reduction.name}", draws, step.rank_class, **reduction.marks)
     products_s, products = _products(reduction, factors, dtype)
     basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=False)
@@ -204,7 +201,7 @@ def _orthogonalisation(
     for each in factors.matrices:
         rank = each.rank
         nbytes = item * each.count * (each.rows if of_rows else each.columns)
-        if rank <= GRAM_SCHMIDT_RANK or dtype in {"fp16", "bf16"}:
+        if rank <= fixed_in("torch", "gram_schmidt_rank") or dtype in {"fp16", "bf16"}:
             # per column: norm and division; of what remains: product, sum, product, difference
             kernels += rank * (2 + bool(hook.orthogonalization_epsilon)) + 4 * (rank - 1)
             moved = nbytes * (3 * rank + 8 * rank * (rank - 1) / 2)

@@ -20,6 +20,7 @@ from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import hook_at, reduce_bucket
 from perfmodel.training.ddp.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import GROUP
 from perfmodel.training.plan.forward_backward import (
     Step,
@@ -31,9 +32,6 @@ from perfmodel.training.plan.step_plan import Stream
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 CASTS = Stream("parameter casts", "copy")
-
-USED_MAP_ITEM_BYTES = 4
-"""Bytes per parameter of the used-parameter map (int32 ``local_used_map_``, reducer.cpp)."""
 
 
 @dataclass(slots=True)
@@ -176,7 +174,7 @@ def _add_used_map_reduction(step: Step, *, after: int) -> int:
     return step.tasks.collective(
         "all-reduce used-parameter map",
         "all_reduce",
-        USED_MAP_ITEM_BYTES * len(step.request.workload.ready_order),
+        fixed_in("torch", "used_map_item_bytes") * len(step.request.workload.ready_order),
         step.rank_class,
         communicator=GROUP,
         key="used map",

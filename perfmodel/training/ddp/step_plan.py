@@ -22,7 +22,7 @@ from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
 from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.reducer import (
     CASTS,
     add_copy_out,
@@ -30,6 +30,7 @@ from perfmodel.training.ddp.reducer import (
     add_reducing_backward,
     add_shadow_reduction,
 )
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Step,
@@ -40,15 +41,6 @@ from perfmodel.training.plan.forward_backward import (
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Buffers
-
-COALESCED_BYTES = 250 * MIB
-"""Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
-
-
-FLAG_BYTES = 4
-"""One fp32: a count of ranks, or a yes (``torch.ones(1)``)."""
-RANK_BYTES = 8
-"""One int64: a rank (``_find_common_rank``)."""
 
 JOINED = "joined"
 """Class of the ranks that have run out of inputs."""
@@ -67,7 +59,7 @@ def _flag(step: Step, key: str, micro_batch: int, *, after: tuple[int, ...] = ()
     return step.tasks.collective(
         f"all-reduce of {key}",
         "all_reduce",
-        FLAG_BYTES,
+        fixed_in("torch", "flag_bytes"),
         step.rank_class,
         communicator=GROUP,
         key=key,
@@ -168,7 +160,7 @@ def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
             sent = step.tasks.collective(
                 "all-reduce of authoritative rank",
                 "all_reduce",
-                RANK_BYTES,
+                fixed_in("torch", "rank_bytes"),
                 step.rank_class,
                 communicator=GROUP,
                 key="authoritative rank",
@@ -203,10 +195,11 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
     One broadcast per dtype, and a kernel per buffer to copy it back
     (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
     """
+    most = fixed_in("torch", "broadcast_bytes")
     pending: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
     for group in kept_buffers(step.request.workload.buffers, step.options.mixed_precision):
-        for piece in range(-(-group.nbytes // COALESCED_BYTES)):
-            nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
+        for piece in range(-(-group.nbytes // most)):
+            nbytes = min(group.nbytes - piece * most, most)
             copies, key = group.tensors if piece == 0 else 1, f"buffers {group.dtype} {piece}"
             issued = step.tasks.issue("broadcast of buffers", 2 + copies, step.rank_class)
             flat = step.tasks.copy(

@@ -16,6 +16,7 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
@@ -53,9 +54,6 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
-
-BROADCAST_BYTES = 250 * 1024 * 1024
-"""Pieces in which states are broadcast (``PARAM_BROADCAST_BUCKET_SIZE``, _init_utils.py)."""
 
 NORM_DTYPE = "fp32"
 """Version 1 computes norms in it (``_get_grad_norm`` in fully_sharded_data_parallel.py)."""
@@ -307,7 +305,7 @@ def _add_broadcasts(step: ShardedStep) -> None:
         buffers = step.request.workload.buffers if unit.is_root else ()
         joined = (
             [unit.parameters[index] for index in piece]
-            for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,))
+            for piece in assign_buckets(unit.parameters, (fixed_in("torch", "broadcast_bytes"),))
         )
         pieces = [
             *((group.nbytes, group.dtype) for group in buffers),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.units import (
     Moment,
@@ -23,10 +24,6 @@ from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
 from perfmodel.workload.model import ITEM_BYTES, Buffers
-
-STEP_BYTES = 4
-"""Of the count of steps that Adam keeps for each parameter (a float32 tensor, torch/optim/adam.py);
-unless fused, it lies in host memory."""
 
 FLOATS = ("fp64", "fp32", "fp16", "bf16")
 
@@ -76,7 +73,7 @@ def rank_shards(
     optimizer sees: a flat one for each unit of version 1, or those of which the rank has a part.
     """
     kind = kernel_constants().optimizer(optimizer)
-    count_bytes = STEP_BYTES if optimizer in ("adam", "adamw") else 0
+    count_bytes = fixed_in("torch", "step_count_bytes") if optimizer in ("adam", "adamw") else 0
     return (
         sum(unit.own_bytes // unit.ranks for unit in units),
         sum(unit.kept_gradient_bytes // unit.ranks for unit in units),

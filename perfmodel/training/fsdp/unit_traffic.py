@@ -15,6 +15,7 @@ after the optimizer, one all-reduce for all of them
 
 from __future__ import annotations
 
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
@@ -35,16 +36,6 @@ from perfmodel.training.fsdp.units import SizedUnit
 from perfmodel.training.plan.builder import COPIES_PER_ADDITION
 from perfmodel.workload.model import ITEM_BYTES
 
-AMAX_KERNELS = 7
-"""Of one weight: absolute values, their maximum, and its scale in five kernels."""
-SCALE_KERNELS = 4
-"""Clamped, widened, divided into the greatest number of fp8, narrowed."""
-
-IN_FLIGHT = 2
-"""Version 1's host waits for the oldest freed unit once so many are queued (``_FreeEventQueue`` in
-torch/distributed/fsdp/_limiter_utils.py)."""
-
-
 HALVES_RANGE = "fp16"
 """Version 2 divides before and after the reduction in this dtype; others are averaged by NCCL
 (``_get_gradient_divide_factors``)."""
@@ -56,7 +47,7 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     Version 1's host waits for a freed unit even where there is nothing to gather. A unit that
     nobody shares is copied where it is.
     """
-    if len(step.free_events) >= IN_FLIGHT:
+    if len(step.free_events) >= fixed_in("fsdp", "units_in_flight"):
         step.host_waits += (step.free_events.popleft(),)
     if unit.name in step.whole:
         return
@@ -89,9 +80,10 @@ def _agree_on_scales(
     """Let ranks agree on the scale of each weight of a unit; return what its cast waits for."""
     if step.request.float8 is None or step.request.float8.precompute_float8_dynamic_scale_for_fsdp:
         return ready
+    kernels = fixed_in("fsdp", "amax_kernels")
     for weight in unit.narrow:
         name = f"greatest value of {weight.name}"
-        issued = issue(step, name, AMAX_KERNELS)
+        issued = issue(step, name, kernels)
         # read for its absolute values, which are written and read
         agreed = communicate(
             step,
@@ -103,7 +95,7 @@ def _agree_on_scales(
             after=beside(
                 step,
                 name,
-                copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS),
+                copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, kernels),
                 GATHER_COPIES,
                 (*issued, *ready),
             ),
@@ -132,8 +124,9 @@ def add_scales(step: ShardedStep, end: int) -> int:
         stream=REDUCTIONS,
         after=(norms,),
     )
-    after = (*issue(step, "scales", SCALE_KERNELS), agreed)
-    return step.run("scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS, after=after)
+    kernels = fixed_in("fsdp", "scale_kernels")
+    after = (*issue(step, "scales", kernels), agreed)
+    return step.run("scales of weights", "copy", step.tasks.kernel_s * kernels, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:

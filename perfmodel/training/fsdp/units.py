@@ -16,14 +16,12 @@ from typing import Generic, Literal, TypeVar
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
 
 ROOT = "root"
 """Name of the unit of all parameters that no wrapped module holds."""
-
-ALIGNED_BYTES = 16
-"""With ``use_orig_params`` (``_get_aligned_numel``, _flat_param.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,7 @@ def _sized(
     own = tensors[0].dtype
     gathered = options.param_dtype or own
     reduced = options.reduce_dtype or gathered
-    by = ALIGNED_BYTES // ITEM_BYTES[gathered]
+    by = fixed_in("fsdp", "aligned_bytes") // ITEM_BYTES[gathered]
     *others, last = (tensor.numel for tensor in tensors)
     aligned = (*(math.ceil(numel / by) * by for numel in others), last)
 

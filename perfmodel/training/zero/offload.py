@@ -30,6 +30,7 @@ from itertools import accumulate, chain
 
 from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
     DRIVE_READS,
@@ -42,19 +43,11 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
-LEAST_SWAPPED_BYTES = 2**20
-"""What is smaller stays in memory (``MIN_AIO_BYTES`` in runtime/swap_tensor/utils.py, and as large
-as the default ``block_size`` of ``aio``)."""
-
 STATE_ITEM_BYTES = 4
 """Of an element of each state of the optimizer: fp32."""
 
 SWAPPED_STATES = 3
 """Tensors of a sub-group that are read and written: parameters, and Adam's two moments."""
-
-
-SCALED_BYTES = 8
-"""Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
 
 
 def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int:
@@ -73,7 +66,7 @@ def sub_groups(
 
 def swaps_states(elements: int) -> bool:
     """Return whether states of a sub-group's part lie on drives (``is_swappable_tensor``)."""
-    return elements * STATE_ITEM_BYTES >= LEAST_SWAPPED_BYTES
+    return elements * STATE_ITEM_BYTES >= fixed_in("deepspeed", "least_swapped_bytes")
 
 
 def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> frozenset[int]:
@@ -96,7 +89,7 @@ def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> froz
         if tensor not in in_memory
         and each.numel > options.stage3_param_persistence_threshold
         and part_elements(workload, (tensor,), ranks) * ITEM_BYTES[each.dtype]
-        >= LEAST_SWAPPED_BYTES
+        >= fixed_in("deepspeed", "least_swapped_bytes")
     )
 
 
@@ -166,7 +159,7 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     42
     """
     updated = MASTER_BYTES * (1 + 2 + 2 * kernel_constants().optimizer(optimizer).state_tensors)
-    return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
+    return fixed_in("deepspeed", "scaled_bytes") + updated + MASTER_BYTES + item_bytes
 
 
 def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:

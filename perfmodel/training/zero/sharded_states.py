@@ -25,6 +25,7 @@ from typing import Any
 
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import COMPUTE, RANKS
 from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.training.sharding_step import REDUCTION, ShardingStep, full_groups
@@ -191,10 +192,6 @@ def _add_optimizer(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> i
 
 # ---------------------------------------------------------------- what each rank owns
 
-ALIGNED_ELEMENTS = 2
-"""The flat parameters are padded to so many elements per rank (``nccl_start_alignment_factor`` in
-deepspeed/runtime/zero/stage_1_and_2.py)."""
-
 
 @dataclass(frozen=True, slots=True)
 class FlatPartition:
@@ -229,7 +226,7 @@ def partition(workload: Workload, options: ZeroStrategy, ranks: int) -> FlatPart
     if options.round_robin_gradients:
         order = [tensor for rank in range(ranks) for tensor in order[rank::ranks]]
     ends = list(accumulate([workload.tensors[tensor].numel for tensor in order], initial=0))
-    unit = ALIGNED_ELEMENTS * ranks
+    unit = fixed_in("deepspeed", "aligned_elements") * ranks
     return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
 
 

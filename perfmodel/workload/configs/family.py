@@ -39,8 +39,6 @@ Function = Literal[
     "gelu", "gelu_pytorch_tanh", "silu", "swish", "relu", "relu2", "quick_gelu", "gelu_new"
 ]
 """Activation functions whose work is known."""
-AttentionKind = Literal["full_attention", "sliding_attention"]
-MixedKind = Literal["full_attention", "linear_attention", "attention", "mamba", "mlp", "moe"]
 
 CompressedKind = Literal[
     "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -141,8 +139,14 @@ _FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
         "max_window_layers first_k_dense_replace max_relative_positions position_buckets",
     ),
     (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers attn_layer_indices"),
-    (tuple[AttentionKind, ...] | None, "layer_types"),
-    (tuple[MixedKind, ...] | None, "mixed_types"),
+    (tuple[Literal["full_attention", "sliding_attention"], ...] | None, "layer_types"),
+    (
+        tuple[
+            Literal["full_attention", "linear_attention", "attention", "mamba", "mlp", "moe"], ...
+        ]
+        | None,
+        "mixed_types",
+    ),
     (Annotated[str, Field(pattern="^[-ME*]+$")] | None, "hybrid_override_pattern"),
     (Literal["auto"] | Width, "mamba_d_head mamba_dt_rank"),
     (Pixels, "image_size"),

@@ -218,8 +218,6 @@ def _narrow(layer: Layer, *, gradients: bool) -> Layer:
     return replace(layer, calls=calls)
 
 
-Float8Library = Literal["transformer_engine", "torchao"]
-
 WIDE_PRECISION = "bf16"
 """Of all that does not run in fp8: attention, normalisations, embedding and head."""
 
@@ -248,7 +246,7 @@ class Float8:
         after the optimizer; otherwise each weight's own before its gather.
     """
 
-    library: Float8Library = "transformer_engine"
+    library: Literal["transformer_engine", "torchao"] = "transformer_engine"
     recipe: str = "delayed"
     filter_fqns: tuple[str, ...] | None = None
     start_in_bf16: int = 0
