@@ -267,7 +267,10 @@ def main() -> None:
     gc.set_threshold(50_000)  # what start-up makes stays: looking for cycles took a tenth of it
     _prepare_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")
+    try:
+        build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")
+    finally:
+        gc.freeze()  # at exit all would be gone over once more: a twentieth of a large run
 
 
 def _prepare_streams() -> None:
