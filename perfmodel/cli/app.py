@@ -264,7 +264,7 @@ def main() -> None:
     # The matrices here are small, and sums should not depend on the number of cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # reads all installed packages
-    gc.set_threshold(50_000)  # what start-up makes stays: looking for cycles took a tenth of it
+    gc.set_threshold(200_000)  # what start-up makes stays: looking for cycles took a tenth of it
     _prepare_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from operator import itemgetter
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.timing import compiled_loops
-from perfmodel.memo import grouped
+from perfmodel.memo import grouped, once
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
     Participants,
@@ -252,22 +252,25 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
     waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
     together, calls = _members(plan, participants), calls_of(plan, participants)
     done, nodes, kinds = set[int](), list[_Node](), plan.stream_kinds
+    known: dict[int, tuple[tuple[int, ...], tuple[str, ...], list[int]]] = {}
+
+    def members_of(index: int) -> tuple[tuple[int, ...], tuple[str, ...], list[int]]:
+        """Tasks of a node, their classes, and what they wait for, of the step before below 0."""
+        members = together.get(index, (index,))
+        before = [at - tasks for member in members for at in waits[member][1]]
+        needs = [at for member in members for at in waits[member][0]] + before
+        return members, tuple([plan.tasks[member].rank_class for member in members]), needs
+
     for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
         first = step * tasks
         if first + index in done:
             continue
-        members = together.get(index, (index,))
+        members, classes, needs = once(known, index, partial(members_of, index))
         places = tuple([first + member for member in members])
-        needs = [
-            *(first + at for member in members for at in waits[member][0]),
-            *(first - tasks + at for member in members if step for at in waits[member][1]),
-        ]
-        classes = tuple([plan.tasks[member].rank_class for member in members])
+        waits_for = tuple([first + at for at in needs if first + at >= 0])
         done.update(places)
         kind, times_s = kinds[task.stream], (began_s, ended_s, stretch)
-        nodes.append(
-            _Node(kind, step, index, calls[index], *times_s, classes, places, tuple(needs))
-        )
+        nodes.append(_Node(kind, step, index, calls[index], *times_s, classes, places, waits_for))
     return _in_order(nodes)
 
 
