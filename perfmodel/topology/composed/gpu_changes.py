@@ -8,7 +8,7 @@ from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
-from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
+from perfmodel.topology.from_text.layouts import Board, join_gpus, layout_of, stated_rate
 from perfmodel.topology.from_text.network_text import IntraText, read_intra
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
@@ -80,7 +80,7 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     old, part = host.part, named.part
     if named.name == host.node.gpu:
         return host
-    layout = layout_of(host)
+    layout = layout_of(host.node, host.part)
     cases = (
         (
             (part.c2c is None) != (old.c2c is None),
@@ -134,22 +134,6 @@ def change_power(host: PartedHost, limit_W: float) -> PartedHost:
 # ---------------------------------------------------------------- NVLink
 
 
-def layout_of(host: PartedHost) -> Layout:
-    """How NVLinks join the GPUs of a host."""
-    joined = [
-        (a, b) for a, b, edge in host.edge_pairs() if host.node.links[edge.link].kind == "nvlink"
-    ]
-    if not joined:
-        return "pcie"
-    if {name for ends in joined for name in ends} & set(host.names("nvswitch")):
-        return "nvswitch"
-    gpus = len(host.names("gpu"))
-    pairs = {frozenset(ends) for ends in joined}
-    if (gpus > 2 or host.part.amd) and len(pairs) == gpus * (gpus - 1) // 2:
-        return "mesh"
-    return "bridge" if len(pairs) <= gpus // 2 else "cube" if gpus == 8 else "mesh"
-
-
 def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) -> PartedHost:
     """Join the GPUs of a host as stated.
 
@@ -157,7 +141,7 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     Raises `InputError`: text without a meaning, or NVLinks that the GPU does not have.
     """
     intra = None if text is None else _read_nvlink(text)
-    if switch is False and layout_of(host) != "nvswitch" and intra is None:
+    if switch is False and layout_of(host.node, host.part) != "nvswitch" and intra is None:
         return host
     layout = _layout(host, intra, switch, text)
     if layout == "pcie":
@@ -166,7 +150,9 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     lanes = intra.lanes_of_gpu(layout, len(host.names("gpu"))) if intra is not None else None
     lanes = host.part.lanes if lanes is None else lanes
     _check_links(host, layout, name, lanes)
-    same = layout == layout_of(host) and name == host.part.nvlink and lane_Bps is None
+    same = (
+        layout == layout_of(host.node, host.part) and name == host.part.nvlink and lane_Bps is None
+    )
     if same and _lanes_of(host) == lanes and layout != "mesh":
         return host
     return rewire(host, layout, (name, lanes, lane_Bps))
@@ -230,7 +216,7 @@ def _layout(
     host: PartedHost, intra: IntraText | None, switch: bool | None, text: str | None
 ) -> Layout:
     """How NVLinks join the GPUs: as stated, as in the template, or as is usual."""
-    current, stated = layout_of(host), None if intra is None else intra.layout
+    current, stated = layout_of(host.node, host.part), None if intra is None else intra.layout
     refuse_if(
         switch and stated not in {None, "nvswitch"}, "nvswitch", "on", f"off beside nvlink: {text}"
     )

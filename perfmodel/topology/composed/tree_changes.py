@@ -16,7 +16,14 @@ from perfmodel.topology.from_text.template_builder import (
     stock_link,
 )
 from perfmodel.topology.templates.name_ranges import expand_pattern
-from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, LinkSpec, NodeSpec, pairs
+from perfmodel.topology.templates.spec import (
+    DeviceSpec,
+    EdgeSpec,
+    LinkSpec,
+    NodeSpec,
+    device_names,
+    pairs,
+)
 
 
 def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> PartedHost:
@@ -224,12 +231,7 @@ class PartedHost:
 
     def names(self, kind: str) -> tuple[str, ...]:
         """Names of the devices of a kind, in their order."""
-        return tuple(
-            name
-            for spec in self.node.nodes
-            if spec.kind == kind
-            for name in expand_pattern(spec.id)
-        )
+        return device_names(self.node, kind)
 
     def edge_pairs(self) -> tuple[tuple[str, str, EdgeSpec], ...]:
         """Every edge, device by device."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
 from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu
@@ -21,6 +21,7 @@ from perfmodel.topology.from_text.template_builder import (
     rate,
     stock_link,
 )
+from perfmodel.topology.templates.spec import NodeSpec, device_names, pairs
 
 CUBE = (
     (0, 1, 1),
@@ -236,6 +237,23 @@ def shares(items: int, into: int) -> list[range]:
     """Split a row of items into equal neighbours."""
     edges = [round(i * items / into) for i in range(into + 1)]
     return [range(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def layout_of(node: NodeSpec, gpu: GpuConnector) -> Layout:
+    """How NVLinks join the GPUs of a template.
+
+    `gpu`: how its GPU is plugged in.
+    """
+    links = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
+    joined = {frozenset(ends) for edge in links for ends in pairs(edge)}
+    gpus, switches = (set(device_names(node, kind)) for kind in ("gpu", "nvswitch"))
+    if switches.intersection(chain.from_iterable(joined)):
+        return "nvswitch"
+    if (len(gpus) > 2 or gpu.amd) and len(joined) == len(gpus) * (len(gpus) - 1) // 2:
+        return "mesh"
+    if len(joined) <= len(gpus) // 2:
+        return "bridge" if joined else "pcie"
+    return "cube" if len(gpus) == 8 else "mesh"
 
 
 def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, tuple[str, ...]]:

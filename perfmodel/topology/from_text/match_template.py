@@ -10,7 +10,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import attempt
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.grammar import passed_over, read_phrases
-from perfmodel.topology.from_text.layouts import usual_layout
+from perfmodel.topology.from_text.layouts import layout_of, usual_layout
 from perfmodel.topology.from_text.network_text import (
     IntraText,
     NetworkText,
@@ -25,7 +25,7 @@ from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_pa
 from perfmodel.topology.from_text.template_builder import names_any
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.load import is_template, load_template, template_names
-from perfmodel.topology.templates.spec import NodeSpec, device_names, nic_ports, pairs
+from perfmodel.topology.templates.spec import NodeSpec, device_names, nic_ports
 
 _SAME_RATE = 0.02
 """Rates of all NICs together that differ by less are the same."""
@@ -170,22 +170,13 @@ def _facts(name: str, node: NodeSpec) -> TemplateFacts:
         name=name,
         gpu=hardware_parts().gpus[node.gpu],
         gpus=len(device_names(node, "gpu")),
-        layout=_layout(node),
+        layout=layout_of(node, hardware_parts().gpus[node.gpu]),
         p2p=node.gpu_p2p,
         network=ports[0].network_kind if ports else None,
         nics=len(ports),
         nic_Bps=sum(port.bandwidth for port in ports),
         cpu=node.cpu,
     )
-
-
-def _layout(node: NodeSpec) -> Layout:
-    nvlinks = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
-    ends = {end for edge in nvlinks for pair in pairs(edge) for end in pair}
-    if ends & set(device_names(node, "nvswitch")):
-        return "nvswitch"
-    gpus = len(device_names(node, "gpu"))
-    return "pcie" if not ends else "cube" if gpus == 8 else "mesh" if gpus > 2 else "bridge"
 
 
 # ---------------------------------------------------------------- the one that fits
