@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import exp, hypot, log
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -326,17 +327,26 @@ def unused_bytes(allocated_bytes: float) -> float:
     return float(_constants()["allocator"]["share"] * allocated_bytes)
 
 
-def interval_bytes(states_bytes: float, low_bytes: float, high_bytes: float) -> tuple[float, float]:
+def interval_bytes(
+    predicted_bytes: float, states_bytes: float, low_bytes: float, high_bytes: float
+) -> tuple[float, float]:
     """80 % interval of the memory of training.
 
-    `states_bytes`: of parameters, gradients and optimizer states, which are known.
-    `low_bytes`, `high_bytes`: of all parts, as they are predicted.
+    What frameworks keep and state nowhere adds to the distance of either end, as logarithms of
+    factors that vary by themselves.
+
+    `predicted_bytes`: of all parts.
+    `states_bytes`: of parameters, gradients and optimizer states.
+    `low_bytes`, `high_bytes`: of all parts, where activations are estimated: at either end.
     """
-    low, high = (float(_constants("memory_spread.yaml")[end]) for end in ("low", "high"))
-    return (
-        states_bytes + low * (low_bytes - states_bytes),
-        states_bytes + high * (high_bytes - states_bytes),
+    spread = _constants("memory_spread.yaml")
+    low = states_bytes + spread["low"] * (low_bytes - states_bytes)
+    high = states_bytes + spread["high"] * (high_bytes - states_bytes)
+    below, above = (
+        hypot(log(end / predicted_bytes), spread["frameworks"]) if predicted_bytes else 0.0
+        for end in (low, high)
     )
+    return predicted_bytes * exp(-below), predicted_bytes * exp(above)
 
 
 def workspace_bytes(generation: str) -> float:

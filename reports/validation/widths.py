@@ -9,7 +9,7 @@ sweeps of data/strangers are predicted again. With each table left out in turn, 
 lines lie inside, by class and band; with a profile, 77 to 79 %.
 
 What steps of whole models need stands by hand in ``perfmodel/workload/compute_spread.yaml``, as
-`frameworks`; `step_widths` says how much.
+`frameworks`; `needed_widths` says how much.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def predicted_again(entries: Iterable[Entry], folder: Path = STRANGERS) -> list[
 
 STEP_VERSIONS = ("0.14.0", "0.15.0", "0.16.0")
 """Versions whose intervals of steps had no width for what frameworks do where models are whole."""
+WITH_WIDTH = frozenset({"1c7e59b2"})
+"""Commits of the last of them that had it."""
 ACCELERATORS = Path(__file__).parents[2] / "topologies" / "accelerators.yaml"
 WHOLE = ("one GPU", "sharded")
 """Classes of steps whose models are not split over GPUs."""
@@ -167,6 +169,7 @@ def whole_steps(entries: Iterable[Entry]) -> list[Prediction]:
         entry.prediction
         for entry in entries
         if entry.origin.version in STEP_VERSIONS
+        and entry.origin.commit not in WITH_WIDTH
         and entry.prediction.kind == "step"
         and entry.prediction.group in WHOLE
         and entry.prediction.high is not None
@@ -201,8 +204,8 @@ def width_beside(line: Prediction) -> float:
     return math.sqrt(max(0.0, away**2 - held**2))
 
 
-def step_widths(lines: Sequence[Prediction]) -> tuple[float, float]:
-    """Widths that eight tenths of the steps need: each table weighing the same, and each line."""
+def needed_widths(lines: Sequence[Prediction]) -> tuple[float, float]:
+    """Widths that eight tenths of the lines need: each table weighing the same, and each line."""
     tables = Counter(line.table for line in lines)
     needed = np.array([width_beside(line) for line in lines])
     by_table = np.array([1 / tables[line.table] for line in lines])

@@ -211,7 +211,7 @@ class PredictedStep:
             "allocated": 0.0,
             "reserved": memory.idle_bytes + unused_bytes(memory.total_bytes),
         }.get(kind, memory.reserve_bytes)
-        low, high = interval_bytes(0.0, beside, beside)
+        low, high = interval_bytes(beside, 0.0, beside, beside)
         return memory.total_bytes + beside, memory.low_bytes + low, memory.high_bytes + high
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from perfmodel.files import read_yaml
 from perfmodel.training.memory_use import interval_bytes
+from reports.validation.entries.entry import read_entries
 from reports.validation.memory_widths import (
     FILE,
     OWN,
     Peak,
+    first_peaks,
     recorded_peaks,
     share_inside,
     spread_of,
 )
+from reports.validation.widths import needed_widths
 
 
 def peak(table: str, factor: float) -> Peak:
@@ -35,10 +40,24 @@ def test_every_table_weighs_the_same_and_is_left_out_of_its_own_ends() -> None:
     assert share_inside(many) == pytest.approx(4 / 5)
 
 
-def test_an_interval_leaves_what_is_known_as_it_is() -> None:
+def test_both_widths_add_up_as_squares() -> None:
     spread = read_yaml(FILE)
-    low, high = interval_bytes(8e9, 10e9, 10e9)
-    assert low == 8e9 + spread["low"] * 2e9 < 10e9 < high == 8e9 + spread["high"] * 2e9
+    low, high = interval_bytes(10e9, 8e9, 10e9, 10e9)
+    for end, factor in ((low, spread["low"]), (high, spread["high"])):
+        beside = math.log(0.8 + 0.2 * factor)
+        assert math.log(end / 10e9) ** 2 == pytest.approx(beside**2 + spread["frameworks"] ** 2)
+    assert low < 10e9 < high
+
+
+def test_states_alone_are_as_sure_as_frameworks_are() -> None:
+    low, high = interval_bytes(8e9, 8e9, 8e9, 8e9)
+    width = read_yaml(FILE)["frameworks"]
+    assert (low, high) == pytest.approx((8e9 * math.exp(-width), 8e9 * math.exp(width)))
+
+
+def test_first_predictions_need_about_the_width_that_ships() -> None:
+    by_table, by_line = needed_widths(first_peaks(read_entries()))
+    assert by_line < read_yaml(FILE)["frameworks"] < by_table
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from reports.validation.widths import (
     POWERS,
     beyond,
     margins,
+    needed_widths,
     predicted_again,
-    step_widths,
     whole_steps,
     width_beside,
 )
@@ -125,7 +125,7 @@ def test_the_shipped_width_of_whole_steps_holds_eight_tenths_of_strangers() -> N
     """Between what tables ask for that weigh the same, and lines that do."""
     lines = whole_steps(read_entries())
     assert len(lines) > 200
-    by_table, by_line = step_widths(lines)
+    by_table, by_line = needed_widths(lines)
     width = read_yaml(Path(compute_spread.__file__).parent / "compute_spread.yaml")["frameworks"]
     assert by_table <= width["whole"] <= by_line
     held = sum(width_beside(each) <= width["whole"] for each in lines) / len(lines)

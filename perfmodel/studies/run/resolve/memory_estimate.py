@@ -105,7 +105,8 @@ def estimate_memory(
     )
     fixed, unused = context_bytes(communicators), unused_bytes(high)
     if setup.activations_bytes is None:
-        low, high = interval_bytes(use.states_bytes + use.buckets_bytes, low, high)
+        states_bytes = use.states_bytes + use.buckets_bytes
+        low, high = interval_bytes(use.total_bytes, states_bytes, low, high)
     return Memory(
         **{name: nbytes for name, nbytes in asdict(use).items() if name not in _OF_HOST},
         host_bytes=ranks_per_host * max(each.host_bytes + each.waiting_bytes for each in stages),
