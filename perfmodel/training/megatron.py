@@ -32,9 +32,9 @@ from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
-from perfmodel.training.sharding_step import MASTER_BYTES, ShardingStep
+from perfmodel.training.sharding_step import ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
-from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 ALIGNED_START, ALIGNED_END, BUSBW_END = 64, 128, 2**16
@@ -159,7 +159,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     if options.gradient_accumulation_fusion:
         use = replace(use, temporary_bytes=_stand_in_bytes(setup.workload))
     item = ITEM_BYTES[setup.trained[0].dtype]
-    gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
+    gradient_item = WIDE_BYTES if options.grad_reduce_in_fp32 else item
     trained = sum(tensor.numel for tensor in setup.trained)
     if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
         return replace(use, gradients_bytes=trained * gradient_item)

@@ -23,6 +23,7 @@ from perfmodel.workload.kernels.float8_layers import (
     gathered_weights,
     operand_bytes,
 )
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,
@@ -246,7 +247,6 @@ def add_waiting(setup: Setup, use: MemoryUse) -> MemoryUse:
 AMAXES_PER_MODULE = (3, 2)
 """Greatest values that a module of Transformer Engine keeps: of forward (input, weight, output) and
 of backward (``num_fp8_tensors`` in transformer_engine/pytorch/module/base.py)."""
-AMAX_BYTES = 4
 
 
 def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
@@ -264,7 +264,7 @@ def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
         added -= sum(tensor.nbytes for tensor in weights)
     if setup.float8.recipe == "delayed":
         values = sum(AMAXES_PER_MODULE) * float8_modules(setup.workload, setup.float8)
-        added += AMAX_BYTES * values * setup.float8.amax_history_len
+        added += WIDE_BYTES * values * setup.float8.amax_history_len
     return replace(use, parameters_bytes=use.parameters_bytes + added)
 
 
@@ -309,9 +309,6 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
     ]
 
 
-GIB = 2**30
-
-
 def context_bytes(communicators: int) -> float:
     """Bytes of the CUDA context and of NCCL's buffers.
 
@@ -319,7 +316,7 @@ def context_bytes(communicators: int) -> float:
     """
     context, nccl = _constants()["cuda_context"], _constants()["nccl"]
     each = nccl["connections"] * nccl["channels"] * nccl["connection_bytes"]
-    return float(GIB * context["GiB"] + communicators * each)
+    return float(2**30 * context["GiB"] + communicators * each)
 
 
 def unused_bytes(allocated_bytes: float) -> float:

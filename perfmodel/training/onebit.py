@@ -37,12 +37,8 @@ from perfmodel.training.plan.forward_backward import Step, add_forward, add_loca
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.sharding_step import full_groups
 from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import ITEM_BYTES, Workload
-
-SCALE_BYTES = 4
-"""An fp32: the norm over the square root of the number of elements."""
-SIGNS_PER_BYTE = 8
-"""Signs in a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ def padded_elements(elements: int, ranks: int) -> int:
     >>> padded_elements(1000, 4)
     1024
     """
-    unit = ranks * (ranks * SIGNS_PER_BYTE // math.gcd(ranks, SIGNS_PER_BYTE))
+    unit = ranks * math.lcm(ranks, 8)
     return round_up(elements, unit)
 
 
@@ -225,7 +221,7 @@ def add_compressed_reduction(
     all.
     """
     padded = padded_elements(elements, ranks)
-    packed, part = padded // SIGNS_PER_BYTE, padded // ranks
+    packed, part = padded // 8, padded // ranks
 
     def compute(verb: str, elements: Mapping[str, int], after: Iterable[int]) -> int:
         made = [(kernel_passes()[part], count) for part, count in elements.items()]
@@ -237,7 +233,7 @@ def add_compressed_reduction(
         end = tasks.wait(f"wait for {buffer} {name}", RANKS, after=(after,), **marks)
         calls: tuple[tuple[str, Op, int, str], ...] = (
             (f"signs{of_parts}", op, packed, "uint8"),
-            (f"scales{of_parts}", "all_gather", SCALE_BYTES * ranks, "fp32"),
+            (f"scales{of_parts}", "all_gather", WIDE_BYTES * ranks, "fp32"),
         )
         for sent, each, nbytes, dtype in calls:
             end = tasks.collective(
@@ -277,8 +273,6 @@ def add_passes(
 
 # ---------------------------------------------------------------- the row
 
-ERROR_BYTES = 4
-"""Errors, momenta and what is made of them are fp32."""
 MORE_STATES = {"adam": 0, "zero_one_adam": 1, "lamb": 1}
 """States beside Adam's two: what was not exchanged yet, or the fresh variance."""
 
@@ -298,15 +292,15 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     check_dtypes(setup.workload)
     buffers = momentum_buffers(setup.workload, options)
     padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
-    whole = ERROR_BYTES * sum(buffers)
+    whole = WIDE_BYTES * sum(buffers)
     master = whole if setup.trained[0].dtype == "fp16" else 0
     # the flat gradients; with LAMB the momenta of the step before
-    passing = fixed_in("deepspeed", "onebit_buffers") * ERROR_BYTES * max(padded) + master
+    passing = fixed_in("deepspeed", "onebit_buffers") * WIDE_BYTES * max(padded) + master
     passing += whole if options.optimizer == "lamb" else 0
     return replace(
         use,
         optimizer_bytes=whole * (2 + MORE_STATES[options.optimizer]) + master,
-        buckets_bytes=float(ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)),
+        buckets_bytes=float(WIDE_BYTES * (sum(padded) + sum(padded) // setup.ranks)),
         gathered_bytes=max(0.0, passing - use.activations_bytes),
     )
 

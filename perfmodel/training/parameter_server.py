@@ -37,6 +37,7 @@ from perfmodel.training.plan.forward_backward import (
 from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Server, Worker, WorkItem
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.units import parse_bandwidth
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -103,9 +104,6 @@ def even_parts(elements: int, parts: int) -> list[int]:
 MOST_PUSHES, MOST_OF_WORKER = 2048, 32
 """Messages to servers that an iteration of all workers, and of one, is simulated with, unless there
 are more servers: neighbouring tensors travel together then."""
-
-SUM_PASSES = 3
-"""To add a gradient to the sum a core reads both and writes one."""
 
 
 def server_count(options: ParameterServerStrategy, nodes: int) -> int:
@@ -226,7 +224,7 @@ def _exchange(
         rate_Bps = cpu_rate_Bps(options.threads, options.memory_bandwidth)
     update_s = part.elements * moved / rate_Bps
     each_s, all_s = (
-        ((sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps, update_s)
+        ((sent + (passes_of("addition") - 1) * part.nbytes) / rate_Bps, update_s)
         if options.mode == "synchronous"
         else (update_s, 0.0)
     )

@@ -13,6 +13,7 @@ from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskLis
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 GATHERING, REDUCTION = "gather copy", "reduction copy"
@@ -22,9 +23,6 @@ DRIVE_READS, DRIVE_WRITES = "drive reads", "drive writes"
 """Of a rank's share of its host's drives."""
 
 COPY_STREAMS = (GATHERING, REDUCTION, DRIVE_READS, DRIVE_WRITES)
-
-MASTER_BYTES = 4
-"""Bytes of an element that the optimizer updates: fp32, whatever the model's dtype."""
 
 
 OptionsT = TypeVar("OptionsT", bound=StepOptions)
@@ -208,7 +206,7 @@ class ShardingStep(Generic[OptionsT]):
         """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype."""
         times, total = self.request.times, self.numel(self.request.workload.ready_order)
         seconds = times.optimizer_s * elements / total + self.tasks.copy_s(
-            elements * (self.item_bytes + MASTER_BYTES), 2
+            elements * (self.item_bytes + WIDE_BYTES), 2
         )
         return self.work("optimizer", "optimizer", seconds, times.optimizer_kernels + 2)
 

@@ -35,8 +35,8 @@ from perfmodel.workload.kernels.shapes import (
     Scan,
     batched,
 )
-from perfmodel.workload.model import Layer
-from perfmodel.workload.pricing import STATED_BYTES, Pricing
+from perfmodel.workload.model import ELEMENT_BYTES, Layer
+from perfmodel.workload.pricing import Pricing
 
 
 def layer_cost(
@@ -56,7 +56,7 @@ def layer_cost(
     vector = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
-        table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
+        table_s = layer.weight_elements * ELEMENT_BYTES / device.memory_Bps
         return replace(vector, backward_s=vector.backward_s + table_s)
     matrix = (_float8_cost if is_float8 else _matrix_cost)(layer, pricing, first=first)
     parts = (vector, matrix, _casts(layer, pricing, is_float8=is_float8))
@@ -78,7 +78,7 @@ def _casts(layer: Layer, pricing: Pricing, *, is_float8: bool) -> KernelCost:
     if not pricing.casts or not layer.weight_elements:
         return KernelCost(0.0, 0.0, 0, 0)
     parameters, inputs, elements = 1, 0, 0.0
-    each_bytes = STATED_BYTES + pricing.device.item_bytes
+    each_bytes = ELEMENT_BYTES + pricing.device.item_bytes
     if isinstance(layer.matrix, MatrixProduct) and not pricing.compiled and not is_float8:
         product, normed = layer.matrix, layer.norm_bytes > 0
         parameters += product.has_bias
@@ -116,7 +116,7 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
     """
     if not layer.matmul_flops or not layer.weight_elements or _is_frozen(layer):
         return 0.0
-    cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
+    cast_bytes = layer.weight_elements * (ELEMENT_BYTES + pricing.device.item_bytes)
     cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
     return (_float8_cost if is_float8 else _matrix_cost)(
         layer, pricing, first=True
@@ -152,7 +152,7 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> KernelCost:
     """Time and number of the element-wise and normalising kernels."""
     device = pricing.device
     item = device.item_bytes if layer.kind == "conv" else pricing.vector_item_bytes
-    scale = pricing.batch * item / STATED_BYTES
+    scale = pricing.batch * item / ELEMENT_BYTES
     vector_bytes, norm_bytes, wide_bytes = layer.vector_bytes, layer.norm_bytes, layer.wide_bytes
     kernels = layer.kernels
     if pricing.compiled and layer.fused_bytes is not None:
@@ -302,7 +302,7 @@ def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:
     """Time of a kernel of which operations alone are stated: that of a product as large."""
     device = pricing.device
     product = likely_product(layer, pricing.batch)
-    moved = pricing.batch * layer.matmul_bytes / STATED_BYTES
+    moved = pricing.batch * layer.matmul_bytes / ELEMENT_BYTES
     nbytes = device.item_bytes * (moved + layer.weight_elements)
     copies = 2 * (pricing.transposes and layer.kind == "conv")
     copied_s = map_copy_s(moved, device) + copies * device.ramp_s if copies else 0.0
@@ -328,7 +328,7 @@ def likely_product(layer: Layer, batch: int) -> MatrixProduct:
         rows = max(1, round(flops / (2 * side * side)))
         return MatrixProduct(rows, side, side, strides=ALIGNED)
     rows = flops / (2 * weight)
-    half_sum = batch * layer.matmul_bytes / STATED_BYTES / rows / 2
+    half_sum = batch * layer.matmul_bytes / ELEMENT_BYTES / rows / 2
     root = math.sqrt(max(0.0, half_sum**2 - weight))
     side = min(weight, half_sum + root) if root else math.sqrt(weight)
     columns, depth = max(1, round(side)), max(1, round(weight / side))

@@ -17,12 +17,12 @@ from typing import Any
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
-from perfmodel.workload.kernels.shapes import Attention, GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, Attention, GroupedProduct, MatrixProduct
 from perfmodel.workload.layer_calls import Calls, LayerCall, tensor_call
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, ParameterTensor, Workload
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.layers import MASK_BYTES, WIDE_BYTES, linear
+from perfmodel.workload.zoo.layers import MASK_BYTES, linear
 
 FORWARD_SHARE = 3 / 8
 """Forward's part of what element-wise kernels of both passes move, where backward is taken to move

@@ -9,10 +9,7 @@ from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.float8_casts import Float8Pricing, make_float8_pricing
 from perfmodel.workload.kernels.float8_layers import Float8, wide_precision
-from perfmodel.workload.model import ITEM_BYTES
-
-STATED_BYTES = 4
-"""Bytes per element at which layers state their traffic."""
+from perfmodel.workload.model import ELEMENT_BYTES, ITEM_BYTES
 
 TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16"})
 """Precisions whose convolutions want channels last and copy their operands otherwise."""
@@ -90,7 +87,7 @@ def make_pricing(
         device=device,
         plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
         batch=batch,
-        vector_item_bytes=STATED_BYTES if casts else ITEM_BYTES[precision],
+        vector_item_bytes=ELEMENT_BYTES if casts else ITEM_BYTES[precision],
         transposes=precision in TENSOR_CORE_PRECISIONS and not channels_last,
         fused_attention=bool(fused_attention),
         compiled=compiled,
@@ -102,7 +99,7 @@ def make_pricing(
             device,
             compiled=compiled,
             accumulate=accumulate,
-            weight_bytes=STATED_BYTES if casts else device.item_bytes,
+            weight_bytes=ELEMENT_BYTES if casts else device.item_bytes,
         )
         if narrow
         else None,

@@ -39,8 +39,8 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_operations,
     optimizer_unhidden_s,
 )
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
-from perfmodel.workload.pricing import STATED_BYTES, make_pricing
+from perfmodel.workload.model import ELEMENT_BYTES, ITEM_BYTES, LayerTimes, Workload, scaled_fields
+from perfmodel.workload.pricing import make_pricing
 
 
 def layer_times(
@@ -164,7 +164,7 @@ def layer_times(
         optimizer_s=optimizer_unhidden_s(workload, optimizer, gpu)
         + multi_tensor_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
-            STATED_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],
+            ELEMENT_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],
             launches,
             pricing.device,
         ),

@@ -16,13 +16,11 @@ from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.plan.builder import COMPUTE, GROUP
 from perfmodel.training.plan.forward_backward import Step
 from perfmodel.training.plan.step_plan import Op
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 CAST, CALLBACK = "cast", "hook"
 """Streams: of conversions on a host, and of callbacks."""
-
-CAST_TRAFFIC = 1.5
-"""Bytes that a conversion between 32 and 16 bits moves per byte of its 32-bit operand."""
 
 
 def sum_passes(*passes: tuple[object, float, int]) -> tuple[float, int]:
@@ -70,7 +68,7 @@ class BucketReduction:
     def work_s(self, moved_bytes: float, kernels: int) -> float:
         """Device time of kernels that read and write so many bytes; seconds."""
         tasks, cast_Bps = self.step.tasks, self.step.request.cast_Bps
-        moved_Bps = 2 * tasks.copy_Bps if cast_Bps is None else CAST_TRAFFIC * cast_Bps
+        moved_Bps = 2 * tasks.copy_Bps if cast_Bps is None else passes_of("cast") * cast_Bps
         return moved_bytes / moved_Bps + kernels * tasks.kernel_s
 
     def compress(self, moved_bytes: float, kernels: int, *, more_s: float = 0.0) -> int:

@@ -42,7 +42,7 @@ from perfmodel.training.fsdp.unit_traffic import (
     wait_for,
 )
 from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
-from perfmodel.training.plan.builder import COMPUTE, COPIES_PER_ADDITION, EXPERT_COPIES, HOST, RANKS
+from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -53,6 +53,7 @@ from perfmodel.training.plan.step_plan import (
     strides,
 )
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ITEM_BYTES
 
 NORM_DTYPE = "fp32"
@@ -170,7 +171,7 @@ def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool)
             tensors = [workload.tensors[tensor] for tensor in part.tensors]
             own = step.options.param_dtype
             nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
-            duration_s += copy_s(step, COPIES_PER_ADDITION * nbytes, len(tensors))
+            duration_s += copy_s(step, passes_of("addition") / 2 * nbytes, len(tensors))
             kernels += len(tensors)
         step.run(name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
 

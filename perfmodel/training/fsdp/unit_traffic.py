@@ -33,7 +33,7 @@ from perfmodel.training.fsdp.sharded_step import (
     sharers,
 )
 from perfmodel.training.fsdp.units import SizedUnit
-from perfmodel.training.plan.builder import COPIES_PER_ADDITION
+from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ITEM_BYTES
 
 HALVES_RANGE = "fp16"
@@ -279,7 +279,7 @@ def _keep_s(step: ShardedStep, unit: SizedUnit) -> float:
     moved = (
         received if divides else 0,
         (received + shard) / 2 if unit.reduced_dtype != unit.own_dtype else 0,
-        COPIES_PER_ADDITION * shard if adds else 0,
+        passes_of("addition") / 2 * shard if adds else 0,
     )
     return sum(copy_s(step, each) for each in moved) + (
         request.host_copy_s(shard) if options.offload else 0.0

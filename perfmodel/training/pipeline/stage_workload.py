@@ -13,9 +13,9 @@ from itertools import chain, pairwise
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION, PipelineSchedule, count_faults
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory.activations import cast_weights
 from perfmodel.workload.memory.blocks import block_of, repeated_blocks
-from perfmodel.workload.memory.losses import WIDE_BYTES
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, Workload
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from perfmodel.training.memory_use import AMAX_BYTES, AMAXES_PER_MODULE
+from perfmodel.training.memory_use import AMAXES_PER_MODULE
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import (
     PASSES,
@@ -25,6 +25,7 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8_layers import Float8, float8_modules
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 
 AMAXES = "greatest values"
 """Communicator of all ranks, and its stream."""
@@ -53,7 +54,7 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
             numbers[task.rank_class] = numbers.get(task.rank_class, -1) + 1
             key = f"{AMAXES} {numbers[task.rank_class]}" if reduces else None
             amaxes = counts[task.kind]
-            history_s = amaxes * float8.amax_history_len * AMAX_BYTES / request.times.copy_Bps
+            history_s = amaxes * float8.amax_history_len * WIDE_BYTES / request.times.copy_Bps
             _add_agreement(added, own, amaxes, key, history_s + 2 * request.kernel_s)
     follow_previous(added.tasks, places)
     if not reduces:
@@ -89,7 +90,7 @@ def _add_agreement(
         sent = added.collective(
             name,
             "all_reduce",
-            amaxes * AMAX_BYTES,
+            amaxes * WIDE_BYTES,
             rank_class,
             communicator=AMAXES,
             key=key,

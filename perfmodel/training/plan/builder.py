@@ -31,10 +31,6 @@ EXPERT_COPIES = "holders of the same experts"
 """Communicator of ranks that average the gradients of the same experts."""
 
 
-COPIES_PER_ADDITION = 1.5
-"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
-
-
 @dataclass(slots=True)
 class TaskList:
     """Tasks of a plan in the order in which the host issues them.

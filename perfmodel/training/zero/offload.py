@@ -32,19 +32,11 @@ from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.plan.builder import RANKS
-from perfmodel.training.sharding_step import (
-    DRIVE_READS,
-    DRIVE_WRITES,
-    MASTER_BYTES,
-    ShardingStep,
-    full_groups,
-)
+from perfmodel.training.sharding_step import DRIVE_READS, DRIVE_WRITES, ShardingStep, full_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import ITEM_BYTES, Workload
-
-STATE_ITEM_BYTES = 4
-"""Of an element of each state of the optimizer: fp32."""
 
 SWAPPED_STATES = 3
 """Tensors of a sub-group that are read and written: parameters, and Adam's two moments."""
@@ -66,7 +58,7 @@ def sub_groups(
 
 def swaps_states(elements: int) -> bool:
     """Return whether states of a sub-group's part lie on drives (``is_swappable_tensor``)."""
-    return elements * STATE_ITEM_BYTES >= fixed_in("deepspeed", "least_swapped_bytes")
+    return elements * WIDE_BYTES >= fixed_in("deepspeed", "least_swapped_bytes")
 
 
 def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> frozenset[int]:
@@ -158,8 +150,8 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     >>> host_bytes(2, "adamw")  # 8 scaled, 28 updated, 6 converted
     42
     """
-    updated = MASTER_BYTES * (1 + 2 + 2 * kernel_constants().optimizer(optimizer).state_tensors)
-    return fixed_in("deepspeed", "scaled_bytes") + updated + MASTER_BYTES + item_bytes
+    updated = WIDE_BYTES * (1 + 2 + 2 * kernel_constants().optimizer(optimizer).state_tensors)
+    return fixed_in("deepspeed", "scaled_bytes") + updated + WIDE_BYTES + item_bytes
 
 
 def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:
@@ -171,7 +163,7 @@ def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> f
     """
     adds = step.options.accumulate > 1 and step.options.stage == 2
     trips = 2 if step.options.stage == 3 else (1 + (step.micro_batch > 0)) if adds else 0
-    item_bytes = trips * step.item_bytes + (MASTER_BYTES if step.is_last else 0)
+    item_bytes = trips * step.item_bytes + (WIDE_BYTES if step.is_last else 0)
     return step.request.host_copy_s(item_bytes * elements)
 
 
@@ -213,7 +205,7 @@ def gradient_bytes(step: ShardingStep[ZeroStrategy], tensors: Sequence[int]) -> 
     """Return the bytes of a rank's fp32 gradients on drives: small parts stay in memory."""
     model, ranks = step.request.workload, step.request.ranks
     parts = (part_elements(model, (tensor,), ranks) for tensor in tensors)
-    return sum(STATE_ITEM_BYTES * part for part in parts if swaps_states(part))
+    return sum(WIDE_BYTES * part for part in parts if swaps_states(part))
 
 
 def add_grouped_update(
@@ -233,7 +225,7 @@ def add_grouped_update(
     waits, end = (*written, *step.host_waits), -1
 
     def read(number: int, after: Sequence[int]) -> int:
-        state_bytes = SWAPPED_STATES * STATE_ITEM_BYTES * parts[number]
+        state_bytes = SWAPPED_STATES * WIDE_BYTES * parts[number]
         nbytes = state_bytes + gradient_bytes(step, groups[number])
         return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
 
@@ -251,7 +243,7 @@ def add_grouped_update(
             end = add_drive_task(step, name, nbytes, (end,), write=True)
         waits = (end,)
         if swapped[number]:
-            nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part
+            nbytes = SWAPPED_STATES * WIDE_BYTES * part
             name, waits = f"write states of sub-group {number}", (end, *writing)
             writing = (add_drive_task(step, name, nbytes, waits, write=True),)
             if not (offload.pipeline_write and follows):

@@ -15,11 +15,9 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharding_step import MASTER_BYTES
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.training.zero.fetches import persistent_tensors, trace_fetches
 from perfmodel.training.zero.offload import (
-    STATE_ITEM_BYTES,
     SWAPPED_STATES,
     check_offload,
     drive_tensors,
@@ -29,6 +27,7 @@ from perfmodel.training.zero.offload import (
 )
 from perfmodel.training.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.zero.sharded_states import partition, sharded_states_plan
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -81,7 +80,7 @@ def _with_flat_gradients(setup: Setup, options: ZeroStrategy, use: MemoryUse) ->
         else max(part_elements(workload, g, ranks) for g in sub_groups(workload, options, ranks))
     )
     gone = use.gradients_bytes - own * item if is_whole else use.gathered_bytes
-    flat = float(own * (item + MASTER_BYTES * (item < MASTER_BYTES)))
+    flat = float(own * (item + WIDE_BYTES * (item < WIDE_BYTES)))
     more = max(0.0, flat - use.activations_bytes - use.buckets_bytes - gone)
     return replace(use, temporary_bytes=more, idle_bytes=flat - more)
 
@@ -91,9 +90,9 @@ def _state_bytes(setup: Setup, options: ZeroStrategy, elements: float) -> float:
     if options.offload_optimizer:
         return 0.0
     total = sum(tensor.numel for tensor in setup.trained)
-    narrow = sum(t.numel for t in setup.trained if ITEM_BYTES[t.dtype] < MASTER_BYTES)
-    states = optimizer_state_bytes(setup.workload, setup.optimizer) - narrow * MASTER_BYTES
-    return elements * (states / total + MASTER_BYTES)
+    narrow = sum(t.numel for t in setup.trained if ITEM_BYTES[t.dtype] < WIDE_BYTES)
+    states = optimizer_state_bytes(setup.workload, setup.optimizer) - narrow * WIDE_BYTES
+    return elements * (states / total + WIDE_BYTES)
 
 
 def _sharded_states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
@@ -148,7 +147,7 @@ def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> 
 def _off_gpu_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
     """Bytes in the memory of the host, and on its drives, of one rank."""
     item, workload = ITEM_BYTES[setup.trained[0].dtype], setup.workload
-    state_bytes = (1 + SWAPPED_STATES) * STATE_ITEM_BYTES
+    state_bytes = (1 + SWAPPED_STATES) * WIDE_BYTES
     if options.stage < 3:
         accumulated = item if options.stage == 2 and options.accumulate > 1 else 0
         return (state_bytes + accumulated) * partition(
@@ -162,7 +161,7 @@ def _off_gpu_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
             for group in sub_groups(workload, options, setup.ranks)
         ]
         away = sum(part for part in parts if offload.nvme and swaps_states(part))
-        buffers = offload.buffer_count * STATE_ITEM_BYTES * max(parts) if away else 0.0
+        buffers = offload.buffer_count * WIDE_BYTES * max(parts) if away else 0.0
         gradients = item * part_elements(workload, workload.ready_order, setup.ranks)
         in_memory += state_bytes * (sum(parts) - away) + buffers + gradients
         on_drives += float(state_bytes * away)

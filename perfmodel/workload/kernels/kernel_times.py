@@ -23,6 +23,7 @@ from functools import lru_cache
 from perfmodel.workload.kernels.device import Device
 from perfmodel.workload.kernels.shapes import (
     ALIGNED,
+    WIDE_BYTES,
     Attention,
     Convolution,
     GroupedProduct,
@@ -55,8 +56,6 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Parts of the depth that are summed apart."""
 DEPTH_STEP_BYTES = 128
 """Bytes of the depth that a tile loads at once."""
-PARTIAL_BYTES = 4
-"""Partial sums are fp32."""
 LOAD_BYTES = 16
 """Of the widest load instruction of a thread."""
 FULL_WAVES = 16
@@ -87,7 +86,7 @@ def _as_aligned(product: MatrixProduct, device: Device) -> Device:
 def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
     """Return the time of a matrix product with operands of `nbytes`, without its ramp; seconds."""
     memory_s = nbytes / device.memory_Bps
-    partials_s = PARTIAL_BYTES * product.count * product.rows * product.columns / device.memory_Bps
+    partials_s = WIDE_BYTES * product.count * product.rows * product.columns / device.memory_Bps
     step = DEPTH_STEP_BYTES // device.item_bytes
     shortest = math.inf
     for height, width, depth_s in _tile_costs(device):
@@ -283,7 +282,7 @@ def fused_attention_s(
     around_s = 0.0
     if backward:
         queries = attention.sequences * attention.heads * attention.tokens * attention.head_size
-        around_s = elementwise_s(queries * (3 * device.item_bytes + 2 * PARTIAL_BYTES), 2, device)
+        around_s = elementwise_s(queries * (3 * device.item_bytes + 2 * WIDE_BYTES), 2, device)
     return (
         device.constants.product.ramp_s
         + around_s

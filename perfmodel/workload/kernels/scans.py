@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from perfmodel.files import read_yaml
 from perfmodel.workload.kernels.device import Device
-from perfmodel.workload.kernels.shapes import Scan
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, Scan
 
 Direction = Literal["forward", "backward"]
-WIDE_BYTES, VALUES_OF_BLOCK = 4, 64
-"""Bytes of an element of fp32; values of a head whose state a block of threads carries."""
+VALUES_OF_BLOCK = 64
+"""Values of a head whose state a block of threads carries."""
 
 
 scan_table = cache(partial(read_yaml, Path(__file__).with_name("scan_kernels.yaml")))

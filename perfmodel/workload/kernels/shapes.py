@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+WIDE_BYTES = 4
+"""Bytes of an element of fp32: of partial sums, losses, scales and what optimizers keep."""
+
+
 ALIGNED = (0, 0)
 """Strides of operands that are laid out for their kernel."""
 

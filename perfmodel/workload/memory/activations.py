@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import allowed_names, refuse_if
-from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, Attention
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
-from perfmodel.workload.memory.losses import WIDE_BYTES, forward_loss_bytes, loss_bytes
+from perfmodel.workload.memory.losses import forward_loss_bytes, loss_bytes
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,

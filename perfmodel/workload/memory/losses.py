@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, MatrixProduct
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
-
-WIDE_BYTES = 4
-"""Of fp32."""
 
 
 def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool = False) -> float:

@@ -12,7 +12,7 @@ from perfmodel.memo import grouped
 from perfmodel.topology.model import Gpu, fp32_peak
 from perfmodel.workload.kernels.device import OptimizerKind, kernel_constants, make_device
 from perfmodel.workload.kernels.kernel_times import product_s
-from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -22,9 +22,6 @@ of it in one pass (``fused=True``, Apex, DeepSpeed), or tensor by tensor (PyTorc
 
 PRODUCTS_OF_ROUND = 3
 """Of Newton and Schulz."""
-
-STATE_BYTES = 4
-"""Optimizer state and master weights are fp32."""
 
 
 def optimizer_state_bytes(
@@ -55,7 +52,7 @@ def _updates(
         (
             tensor,
             kind.matrices if kind.matrices and _is_matrix(tensor, kind.matrices) else kind,
-            STATE_BYTES if master_weights else ITEM_BYTES[tensor.dtype],
+            WIDE_BYTES if master_weights else ITEM_BYTES[tensor.dtype],
         )
         for tensor in (workload.tensors[index] for index in workload.ready_order)
     ]
@@ -108,7 +105,7 @@ def _sides(tensor: ParameterTensor) -> tuple[int, int, int]:
 def temporary_share(workload: Workload, optimizer: str) -> float:
     """Copies that a step makes operation by operation, over all of the optimizer's states."""
     updates = _updates(workload, optimizer)
-    copies_bytes = sum(kind.copies * STATE_BYTES * tensor.numel for tensor, kind, _ in updates)
+    copies_bytes = sum(kind.copies * WIDE_BYTES * tensor.numel for tensor, kind, _ in updates)
     return copies_bytes / (optimizer_state_bytes(workload, optimizer) or 1)
 
 

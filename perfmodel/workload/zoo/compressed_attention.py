@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
-from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, MatrixProduct
 from perfmodel.workload.model import ELEMENT_BYTES, Buffers, Layer
 from perfmodel.workload.zoo.decoder_block import BlockPlace, projection
 from perfmodel.workload.zoo.decoder_sizes import CompressedShape, DecoderShape, RoutedShape
 from perfmodel.workload.zoo.latent_attention import normed_map
 from perfmodel.workload.zoo.layers import (
-    WIDE_BYTES,
     Module,
     Parameter,
     linear,

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Kept, Layer
 from perfmodel.workload.shard import WHOLE, Shard
@@ -15,7 +16,6 @@ from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATIONS,
     MASK_BYTES,
-    WIDE_BYTES,
     ActivationFunction,
     Module,
     Parameter,

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.workload.kernels.element_wise import passes_of
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.dit import TIME_FEATURES, condition_map, modulated_map
 from perfmodel.workload.zoo.layers import (
-    WIDE_BYTES,
     Module,
     assemble,
     in_order,

@@ -77,9 +77,8 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
 """By Hugging Face's name."""
 
 
-MASK_BYTES, INDEX_BYTES, WIDE_BYTES = 1, 8, 4
-"""Bytes that are kept of a dropped-out element, of an index, and of an element of a loss in fp32:
-its softmax, of logits in any precision."""
+MASK_BYTES, INDEX_BYTES = 1, 8
+"""Bytes that are kept of a dropped-out element, and of an index."""
 NORM_BYTES = 8
 """Mean and inverse deviation of a row, which a normalisation keeps in fp32."""
 

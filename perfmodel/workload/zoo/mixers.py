@@ -9,14 +9,13 @@ from __future__ import annotations
 from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.scans import quantities, scan_operations, scan_table, total
-from perfmodel.workload.kernels.shapes import Scan
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, Scan
 from perfmodel.workload.layer_calls import norm_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Layer
 from perfmodel.workload.shard import Shard, divisor_faults
 from perfmodel.workload.zoo.decoder_block import BlockPlace, attention_part, projection
 from perfmodel.workload.zoo.decoder_sizes import MIXER_NAMES, DecoderShape, MixerShape
 from perfmodel.workload.zoo.layers import (
-    WIDE_BYTES,
     Module,
     Parameter,
     join_maps,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
-from perfmodel.workload.kernels.shapes import GroupedProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct
 from perfmodel.workload.layer_calls import (
     CallGroup,
     CallOp,
@@ -43,7 +43,6 @@ from perfmodel.workload.zoo.layers import (
     CLAMPED,
     GATED,
     INDEX_BYTES,
-    WIDE_BYTES,
     Module,
     Parameter,
     linear,

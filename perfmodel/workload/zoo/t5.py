@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.layer_calls import (
     column_calls,
     norm_calls,
@@ -18,7 +19,6 @@ from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
     INDEX_BYTES,
     MASK_BYTES,
-    WIDE_BYTES,
     Module,
     Parameter,
     assemble,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.workload.kernels.element_wise import passes_of
-from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, Attention
 from perfmodel.workload.layer_calls import (
     LayerCall,
     attention_calls,
@@ -23,7 +23,6 @@ from perfmodel.workload.zoo.layers import (
     INDEX_BYTES,
     MASK_BYTES,
     NORM_BYTES,
-    WIDE_BYTES,
     Module,
     Parameter,
     linear,

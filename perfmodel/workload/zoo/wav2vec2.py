@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from perfmodel.errors import raise_faults
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.image_layers import Image, convolution
@@ -14,7 +15,6 @@ from perfmodel.workload.zoo.layers import (
     INDEX_BYTES,
     MASK_BYTES,
     NORM_BYTES,
-    WIDE_BYTES,
     Module,
     Parameter,
     assemble,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.workload.kernels.element_wise import passes_of
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Workload
 from perfmodel.workload.model_changes import fuse_by_hand
-from perfmodel.workload.zoo.layers import WIDE_BYTES
 
 MEGATRON_LOSS_PASSES = 26 * 3 / 8
 """Passes of forward over logits in half precision, where backward is taken to make 5/3 as many, of

@@ -9,13 +9,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.training.memory_use import (
-    AMAX_BYTES,
-    Setup,
-    add_float8_copies,
-    narrow_inputs,
-    replicated,
-)
+from perfmodel.training.memory_use import Setup, add_float8_copies, narrow_inputs, replicated
 from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8_casts import (
     Float8Pricing,
@@ -31,7 +25,7 @@ from perfmodel.workload.kernels.float8_layers import (
     float8_weights,
 )
 from perfmodel.workload.kernels.kernel_times import elementwise_s
-from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shard import Shard
@@ -246,7 +240,7 @@ def test_copies_and_histories_of_the_experts_that_a_rank_holds() -> None:
     added = add_float8_copies(setup, plain).parameters_bytes - plain.parameters_bytes
     weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 3 * 4096 * 14336)
     values = 5 * 32 * (2 + 2 * 2)  # of forward and backward, of two experts
-    assert added == 2 * weights + AMAX_BYTES * values * 1024
+    assert added == 2 * weights + WIDE_BYTES * values * 1024
     # a cast is kept in place of what it was cast from: a byte less of each element that maps read,
     # but a byte more of what attention puts out, which it keeps itself
     wide, narrow = (
