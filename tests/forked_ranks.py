@@ -1,5 +1,7 @@
 """Run a function once for each rank, in forks of one process: PyTorch is imported once.
 
+So is what PyTorch imports when a first optimizer is made, which takes as long again.
+
 ``python -P -m tests.forked_ranks MODULE FUNCTION RANKS FOLDER`` calls ``FUNCTION(rank, FOLDER)``.
 """
 
@@ -46,6 +48,7 @@ def run_ranks(module: str, function: str, ranks: int, folder: Path) -> None:
 def main(module: str, function: str, ranks: int, folder: Path) -> bool:
     """Fork a process for each rank; return whether one of them failed."""
     called = getattr(importlib.import_module(module), function)
+    importlib.import_module("torch._dynamo")
     children: list[int] = []
     for rank in range(ranks):
         child = os.fork()

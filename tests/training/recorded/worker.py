@@ -3,7 +3,8 @@
 ``python -m tests.training.recorded.worker`` reads ``[MODULE, RANKS, FOLDER]``, a line of JSON each.
 MODULE has ``CASES``, a function for each name: rank 0 writes the calls of all to FOLDER/calls.json,
 and what is printed is in FOLDER/output.txt. The status of each line is printed. All ranks are forks
-of this process, so that PyTorch is imported once: that takes longer than most cases.
+of this process, so that PyTorch is imported once, with what it would import in each of them at the
+first optimizer or tensor that is spread over ranks: that takes longer than most cases.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.tensor
 
 from tests.training.recorded.recording_group import create, enter_phase, take_calls
 
