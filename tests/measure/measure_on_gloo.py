@@ -1,13 +1,15 @@
 """Several processes that measure many small schedules in one process group on gloo.
 
 Run by ``test_worker_on_gloo.py``: ``python measure_on_gloo.py RANKS FOLDER``. The ranks are forks
-of one process, so that PyTorch is imported once: that takes longer than what they measure. Beside
+of one process, so that PyTorch is imported once, and what it made is frozen for the collector of
+cycles, that runs before each is timed: both take longer than what they measure. Beside
 what `measure_rank` checks itself, every rank saves its buffer from before and after each schedule,
 and what the library's all_reduce made of the same numbers: the test can judge on its own.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -86,6 +88,9 @@ def start(ranks, folder):
     import torch
 
     torch.set_num_threads(1)  # before the fork: no threads are lost in it
+    from perfmodel.measure import launcher, worker  # noqa: F401  (once, not in each rank)
+
+    gc.freeze()
     children = []
     for rank in range(ranks):
         child = os.fork()

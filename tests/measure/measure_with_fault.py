@@ -2,11 +2,13 @@
 
 ``python measure_with_fault.py crash|hang|corrupt RANK STAGE ARGUMENTS...`` breaks that rank at its
 first round of that stage. The ranks that the command starts run `broken_work` instead of the
-package's own: the package itself knows nothing of faults.
+package's own: the package itself knows nothing of faults. They are forks of this process, so that
+PyTorch is imported once.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -65,8 +67,13 @@ def corrupt_results(stage):
 
 
 if __name__ == "__main__":
+    import torch
+
     from perfmodel.cli import main
 
+    torch.set_num_threads(1)  # before the fork: no threads are lost in it
+    forks = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method=None: forks
     how, who, stage, *arguments = sys.argv[1:]
     os.environ[FAULT] = f"{how}:{who}:{stage}"
     launcher._run_rank = broken_work
