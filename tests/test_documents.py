@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import perfmodel
 from perfmodel.cli.app import app
-from tests.docs.pages import pages
+from tests.docs import pages
 
 ROOT = Path(perfmodel.__file__).resolve().parents[1]
 
@@ -28,7 +28,7 @@ DOCUMENTS = (
     "reports/gallery/README.md",
 )
 
-PAGES = tuple(f"docs/{page}" for page in pages())
+PAGES = tuple(f"docs/{page}" for page in pages.pages())
 """Pages of the site, whose blocks ``tests/docs`` runs and whose links it follows."""
 
 pytestmark = pytest.mark.skipif(
@@ -67,8 +67,21 @@ def commands(needing: bool) -> list[str]:
         for line in block.lines
     ]
     own = {line for line in lines if line.startswith("perfmodel ")}
-    # With a page a command does all that it does without.
-    return sorted(line for line in own if f"{line} -o out" not in own)
+    # With a page a command does all that it does without; those of the site's pages run there.
+    elsewhere = own | commands_of_pages()
+    return sorted(line for line in own - commands_of_pages() if f"{line} -o out" not in elsewhere)
+
+
+def commands_of_pages() -> set[str]:
+    """Commands that pages of the site show, which ``tests/docs`` runs."""
+    found = (
+        line
+        for page in PAGES
+        for block in blocks(page)
+        if not block.needs and block.language == "console"
+        for line, _ in pages.commands("\n".join(block.lines))
+    )
+    return {line.split("  #")[0].strip() for line in found}
 
 
 def inline(document: str) -> list[str]:

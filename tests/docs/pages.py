@@ -63,6 +63,10 @@ class Block:
     end: int
 
 
+ANSWERED: dict[str, str] = {}
+"""What commands printed that read and wrote no file of a page: pages that share one ask once."""
+
+
 @dataclass
 class Reader:
     """Somebody who types what a page says: a folder, and names of Python."""
@@ -85,8 +89,14 @@ class Reader:
                 words, cwd=self.folder, capture_output=True, text=True, check=True
             ).stdout
         assert words[0] == "perfmodel", line
+        alone = not any(self.folder.iterdir())
+        if alone and line in ANSWERED:
+            return ANSWERED[line]
         done = CliRunner().invoke(app, words[1:])
         assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+        assert "Warning" not in done.stderr, f"{line}\n{done.stderr}"
+        if alone and not any(self.folder.iterdir()):
+            ANSWERED[line] = done.output
         return done.output
 
 
