@@ -26,7 +26,7 @@ folder = scenario_fields.folder
 NO_CHANCE, NO_EVENT = scenario_fields.NO_CHANCE, scenario_fields.NO_EVENT
 OTHER_COMMAND = scenario_fields.OTHER_COMMAND
 JOB, IMAGINED = scenario_fields.CONTEXTS["job"], scenario_fields.CONTEXTS["what if"]
-NOT_IN_FILE = "the model's file has no convolution; the context of resnet tries it"
+NOT_IN_FILE = "the model's file has no convolution; the context of images tries it"
 SLOWER = "the network is slower, and no step changes; the context of PCIe tries it"
 CONTEXTS = {
     "job": Context(
@@ -39,7 +39,7 @@ CONTEXTS = {
         },
         JOB.implied,
     ),
-    "resnet": Context("model: {name: resnet18}", "compute.channels_last", implied=JOB.implied),
+    "images": Context("model: {file: images.yaml}", "compute.channels_last", implied=JOB.implied),
     "what if": Context(
         IMAGINED.changes,
         IMAGINED.tried,

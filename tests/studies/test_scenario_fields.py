@@ -18,7 +18,7 @@ from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
 from perfmodel.report.run.text import to_json
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run import one_loop_size, run_scenario
 from perfmodel.studies.run.steps import one_size
 from tests.fields import Document, acts, list_fields, other_values, value_at
 
@@ -382,6 +382,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     }
     (place / "small.yaml").write_text(json.dumps(model))
+    image = {"in_channels": 64, "out_channels": 64, "kernel": [3, 3]}
+    image |= {"in_size": [56, 56], "out_size": [56, 56]}
+    layers = [
+        layer | ({"convolution": image, "matmul_flops": None} if number else {})
+        for number, layer in enumerate(model["layers"])
+    ]
+    (place / "images.yaml").write_text(json.dumps(model | {"layers": layers}))
     return place
 
 
@@ -426,6 +433,7 @@ def answer(document: Document, folder: Path, *, quick: bool = False) -> object:
                 patch.setattr(one_size, "simulate_reliefs", lambda *_: ())
                 patch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
                 patch.setattr(one_size, "describe_sensitivity", lambda *_: ())
+                patch.setattr(one_loop_size, "simulate_loop_reliefs", lambda *_: ())
             result = to_json(run_scenario(scenario_of(document, folder)))
         ANSWERS[text] = {
             name: _rounded(part) for name, part in result.items() if name not in ECHOED
