@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfmodel.report.common.html import render_block
+from perfmodel.report.explorer import grid as grid_module
 from perfmodel.report.explorer.axes import design_of, gpu_axis, training_axes
 from perfmodel.report.explorer.design import Axis, Design, Stop, choose_design
 from perfmodel.report.explorer.grid import (
@@ -188,7 +190,7 @@ def test_communication_is_hidden_behind_the_rest_and_no_more_than_there_is() -> 
 
 @pytest.fixture(scope="module")
 def asked() -> Scenario:
-    return load_scenario(ASKED)
+    return load_scenario(ASKED, ["model.name=resnet18"])
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +353,9 @@ def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> 
 
 @pytest.fixture(scope="module")
 def explored(asked: Scenario, answer: Result, everything: Design) -> Grid:
-    return explore(asked, answer, choose_design(everything.axes, 54), jobs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid_module, "draw_places", partial(draw_places, count=6))
+        return explore(asked, answer, choose_design(everything.axes, 54), jobs=1)
 
 
 def test_where_the_scenario_asks_the_grid_is_its_answer(explored: Grid, answer: Result) -> None:
@@ -413,7 +417,12 @@ def test_the_note_holds_at_random_places(strategy: str) -> None:
 
     `reports/explorer` has 200 places of five scenarios, of larger models.
     """
-    flags = ["scale=null", "model.name=resnet18", f"strategy={{kind: {strategy}}}"]
+    flags = [
+        "scale=null",
+        "model.name=resnet18",
+        "cluster.nodes=2",
+        f"strategy={{kind: {strategy}}}",
+    ]
     here = load_scenario(ASKED, flags)
     found = run_scenario(here)
     design = design_of(here, found, 54)
@@ -433,8 +442,8 @@ def test_the_note_holds_at_random_places(strategy: str) -> None:
 def test_what_does_not_fit_leaves_no_room_for_what_is_larger(
     asked: Scenario, answer: Result
 ) -> None:
-    """A V100's 16 GB: at some batch ResNet-50 no longer fits, and nothing larger does."""
-    large = change_scenario(asked, {"training.batch_per_gpu": 150, "scale": {"gpus": [8]}})
+    """A V100's 16 GB: at some batch ResNet-18 no longer fits, and nothing larger does."""
+    large = change_scenario(asked, {"training.batch_per_gpu": 400, "scale": {"gpus": [8]}})
     found = run_scenario(large)
     axes = [axis for axis in design_of(large, found, 10**6).axes if axis.key in {"batch", "gpus"}]
     grid = explore(large, found, choose_design(axes, 54), jobs=1)

@@ -242,14 +242,14 @@ def test_how_long_it_takes_does_not_depend_on_when_it_begins(
     """Seven channels share each link: sends end together, or in an order that rounding chose."""
     topology = build_topology(node, hosts=4, fabric=fabric)
     took = []
-    for begin_s in (0.0, 15e-6, 1.0, 1000.0):
+    for begin_s in (0.0, 15e-6, 1.0, 1000.0) if compiled else (0.0, 1000.0):
         machine = Machine(topology, load_library("nccl"))
         env, network = started(machine, compiled=compiled)
         way = network.timer.best("all_reduce", 4 << 20, range(32), 0, algorithm)[0]
         env.run(until=env.timeout(begin_s))
         env.run(until=network.launch([way]))
         took.append(env.now - begin_s)
-    assert took == pytest.approx([took[0]] * 4, rel=1e-9)
+    assert took == pytest.approx([took[0]] * len(took), rel=1e-9)
 
 
 def ring_s(hosts: int, nbytes: int, unlike: float = 0.0) -> float:

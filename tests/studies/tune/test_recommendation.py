@@ -58,7 +58,7 @@ SCENARIOS = [
     ("bucket-size-slow-ethernet", ("model.name=vgg16", "cluster.nodes=2")),
     ("bucket-size-slow-ethernet", ("model.name=resnet18", "strategy.gradient_as_bucket_view=true")),
     ("bucket-size-slow-ethernet", ("cluster.nodes=256",)),
-    ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=64")),
+    ("resnet50-dgx-a100", ("model.name=resnet18", "training.batch_per_gpu=8", "cluster.nodes=16")),
     ("bert-large-v100-100g", ()),
 ]
 
@@ -142,7 +142,7 @@ def test_on_one_host_the_limit_is_no_network() -> None:
 
 def test_a_step_that_waits_for_its_host_is_limited_by_it() -> None:
     """As `run` says it: an image each on eight GPUs, whose kernels end before the next begins."""
-    changes = ["training.batch_per_gpu=1", "cluster.nodes=1", "scale=null"]
+    changes = ["model.name=resnet18", "training.batch_per_gpu=1", "cluster.nodes=1", "scale=null"]
     scenario = load_scenario("resnet50-dgx-a100", changes)
     tuned, run = tune_scenario(scenario), run_scenario(scenario).main
     assert tuned.limit == run.limit == "host"
