@@ -77,7 +77,7 @@ def test_intervals_hold_the_run_left_out_four_times_out_of_five(machine, ranks, 
 
 @pytest.mark.slow
 def test_two_and_four_processes_on_two_cores_tell_of_eight(machine):
-    known = [*runs(2, every=8), *runs(4, every=8)]
+    known = [*runs(2, every=16), *runs(4, every=16)]
     profile = fit(known, machine.topology, machine.library)
     for rows in ("library", "schedule"):
         of = {n: [errors(machine, profile, one, rows) for one in runs(n)] for n in (2, 4)}
