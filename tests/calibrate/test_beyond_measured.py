@@ -104,7 +104,8 @@ def test_collective_says_it(tmp_path):
 
 @pytest.mark.slow
 def test_run_and_tune_say_it():
-    scenario = load_scenario("resnet50-dgx-a100", ["model.name=resnet18"])
+    few = ["model.name=resnet18", "cluster.nodes=4", "scale={gpus: [32]}"]
+    scenario = load_scenario("resnet50-dgx-a100", few)
     result = run_scenario(scenario, profile=PROFILE)
     notes = [note for point in result.points for note in point.notes]
     assert any("Beyond what profile mine was measured with" in note for note in notes)

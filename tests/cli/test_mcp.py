@@ -150,11 +150,9 @@ def test_an_answer_is_that_of_the_command() -> None:
             await client.call_tool("run", asked, progress_callback=note),
             await client.call_tool("run", wrong),
             await client.call_tool("collective", {"topology": "dgx-a100", "sizes": ["1 GiB"]}),
-            await client.call_tool("topology", {"topology": "dgx-a100", "graph": True}),
-            await client.call_tool("schema", {"section": "plan"}),
         ]
 
-    run, wrong, times, machine, schema = ask(talk)
+    run, wrong, times = ask(talk)
     flags = [word for field in ("scale=null", "cluster.nodes=1") for word in ("--set", field)]
     command = ["run", "resnet50-dgx-a100", *flags]
     assert run.structured_content == json.loads(RUN.invoke(app, [*command, "--json"]).stdout)
@@ -165,12 +163,6 @@ def test_an_answer_is_that_of_the_command() -> None:
     assert "cluster.nodez: found an unknown field, 1 (did you mean" in text_of(wrong)
     command = ["collective", "dgx-a100", "-b", "1 GiB", "-e", "1 GiB", "--json"]
     assert times.structured_content == json.loads(RUN.invoke(app, command).stdout)
-    assert machine.structured_content is not None
-    assert machine.structured_content["gpus"] == 8
-    names = {node["id"] for node in machine.structured_content["graph"]["nodes"]}
-    assert "n0/gpu7" in names
-    assert schema.structured_content is not None
-    assert "target" in schema.structured_content["$defs"]["PlanSection"]["properties"]
 
 
 def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
@@ -182,10 +174,11 @@ def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
             await client.call_tool("topology", {"topology": "dgx-a100"} | chosen),
             await client.call_tool("topology", {"topology": "dgx-a100", "answer_fields": ["gpu"]}),
             await client.call_tool("topology", {"topology": "dgx-a100", "graph": True}),
+            await client.call_tool("schema", {"section": "plan"}),
             await client.call_tool("schema", {}),
         ]
 
-    whole, part, wrong, large, schema = ask(talk)
+    whole, part, wrong, large, section, schema = ask(talk)
     assert json.loads(texts_of(whole)[1]) == whole.structured_content
     assert whole.structured_content is not None
     assert part.structured_content == {
@@ -194,12 +187,17 @@ def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
     assert wrong.is_error
     assert "answer_fields: found 'gpu' (did you mean 'gpus'?); allowed: one of" in text_of(wrong)
     assert large.structured_content is not None
+    assert large.structured_content["gpus"] == 8
+    names = {node["id"] for node in large.structured_content["graph"]["nodes"]}
+    assert "n0/gpu7" in names
     size = len(json.dumps(large.structured_content["graph"]))
     _, note = texts_of(large)
     assert note.endswith(f"chooses from: name, gpus, summary, sources, graph ({size:,} characters)")
     _, note, written = texts_of(schema)
     assert json.loads(written) == schema.structured_content
     assert "$defs" in note
+    assert section.structured_content is not None
+    assert "target" in section.structured_content["$defs"]["PlanSection"]["properties"]
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="pages stand in a checkout only")
@@ -221,28 +219,28 @@ def test_the_page_shows_how_a_host_starts_it_and_a_call() -> None:
 
 
 def test_names_are_those_that_commands_list() -> None:
-    kinds = ("scenarios", "machines", "fabrics", "gpus", "libraries", "strategies", "profiles")
+    """The tool answers what `describe_names` says of a kind."""
 
-    async def talk(client: Client) -> dict[str, CallToolResult]:
-        return {kind: await client.call_tool("names", {"kind": kind}) for kind in kinds}
+    async def talk(client: Client) -> CallToolResult:
+        return await client.call_tool("names", {"kind": "scenarios"})
 
-    answers = {kind: answer.structured_content or {} for kind, answer in ask(talk).items()}
     listed = json.loads(RUN.invoke(app, ["scenarios", "--json"]).stdout)["scenarios"]
-    assert answers["scenarios"]["names"] == {each["name"]: each["question"] for each in listed}
+    questions = {each["name"]: each["question"] for each in listed}
+    assert (ask(talk).structured_content or {})["names"] == questions
     listed = json.loads(RUN.invoke(app, ["topology", "list", "--json"]).stdout)["topologies"]
     nodes = {each["name"]: each["description"] for each in listed if each["kind"] == "node"}
-    assert answers["machines"]["names"] == nodes
-    of_data_sheet = answers["gpus"]["names"]["h100-sxm5-80gb"]
+    assert describe_names("machines") == nodes
+    of_data_sheet = describe_names("gpus")["h100-sxm5-80gb"]
     assert of_data_sheet.startswith("hopper")
     assert of_data_sheet.endswith("3.35 TB/s")
-    assert {"torus", "rail-optimised"} <= set(answers["fabrics"]["names"])
-    assert set(answers["libraries"]["names"]) == {"nccl", "plain", "rings", "gloo", "mpi"}
-    assert {"ddp", "fsdp", "auto"} <= set(answers["strategies"]["names"])
-    assert "epyc-2-cores-gloo" in answers["profiles"]["names"]
+    assert {"torus", "rail-optimised"} <= set(describe_names("fabrics"))
+    assert set(describe_names("libraries")) == {"nccl", "plain", "rings", "gloo", "mpi"}
+    assert {"ddp", "fsdp", "auto"} <= set(describe_names("strategies"))
+    assert "epyc-2-cores-gloo" in describe_names("profiles")
 
 
-@pytest.mark.slow
-def test_names_of_models_say_how_large_they_are() -> None:
+def test_names_of_models_say_how_large_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.workload.zoo_names", lambda: ("resnet18", "gpt2"))
     named = describe_names("models")
     listed = json.loads(RUN.invoke(app, ["models", "--json"]).stdout)["models"]
     assert list(named) == [each["name"] for each in listed]

@@ -110,7 +110,8 @@ def test_workers_find_what_one_process_finds(small, monkeypatch):
         asked.append((len(calls), settings))
         return [function(*call) for call in reversed(calls)]
 
-    scenario = change_scenario(small, {"strategy.pipeline": 1, "strategy.simulate": 4})
+    fewer = {"strategy.pipeline": 1, "strategy.micro_batch": 4, "strategy.simulate": 4}
+    scenario = change_scenario(small, fewer)
     alone = choose_layout(scenario)
     monkeypatch.setattr(search_module, "map_unordered", answer)
     workers = Workers(3, "dask", "tcp://cluster:8786")
@@ -325,6 +326,7 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
 def test_tensor_options_are_those_of_layouts_with_tensor_parallelism(small):
     """They are taken back where a parallel layout has none, and refused without a search."""
     changes = {"parallel.overlap": "asynchronous", "strategy.pipeline": 1}
+    changes |= {"strategy.micro_batch": 4}
     overlapped = change_scenario(small, changes)
     found = choose_layout(overlapped, exhaustive=True)
     stated = {

@@ -44,7 +44,7 @@ strategy:
     - {kind: zero, stage: 3}
     - {kind: megatron, use_distributed_optimizer: true, overlap_grad_reduce: true}
 cluster: {node: dgx-h100, nodes: 2, fabric: rail-optimised}
-training: {global_batch: 32}
+training: {global_batch: 16}
 """
 EXPERTS = {"model.transformer.experts": {"count": 8, "top_k": 2}, "strategy.expert": [1, 4]}
 SLOW_NETWORK = {"cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}}}

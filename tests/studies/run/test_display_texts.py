@@ -57,7 +57,7 @@ WORDS = (
     "copy",
 )
 
-_MEGATRON: dict[str, Any] = {"kind": "megatron", "accumulate": 8}
+_MEGATRON: dict[str, Any] = {"kind": "megatron", "accumulate": 4}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
     "auto-llama3-70b-512": {
         "model.name": "llama3.1-8b",
@@ -98,7 +98,9 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     },
     "lost-nic-3d": {"strategy.accumulate": 4, "cluster.nodes": 8},
     "pipeline-straggler": {"strategy.accumulate": 4, "cluster.nodes": 8},
-    "straggler": {"cluster.nodes": 6},
+    "straggler": {"events": [{"slow": {"nodes": [1], "by": 1.2}}], "cluster.nodes": 2},
+    "jitter": {"events": [{"jitter": {"cv": 0.01}}]},
+    "mixtral-8x7b-fabrics": {"strategy.accumulate": 4},
     "plan-llama3-70b": {
         "model.name": "llama3.1-8b",
         "strategy": _MEGATRON,

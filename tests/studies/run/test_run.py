@@ -279,8 +279,11 @@ LONG_SCENARIOS = {
         "parallel.pipeline={stages: 4, schedule: dualpipe, blocks_per_part: [7, 7, 7, 6]}",
     ],
     "mixtral-8x7b-fabrics": ["strategy.accumulate=4"],
-    "plan-llama3-70b": ["strategy.pipeline=[1]", "strategy.recompute=none", "strategy.simulate=1"],
-    "auto-llama3-70b-512": ["strategy.tensor=[8]", "strategy.pipeline=[1]", "strategy.simulate=1"],
+    "jitter": ["cluster.nodes=4", "scale.gpus=[1, 8, 32]"],
+    **dict.fromkeys(
+        ("plan-llama3-70b", "auto-llama3-70b-512"),
+        ["model.name=llama3-8b", "cluster.nodes=4", "training.global_batch=64"],
+    ),
 }
 """Scenarios that take long as they ship, with what shortens them."""
 

@@ -40,7 +40,6 @@ training: {batch_per_gpu: 32}
 ON_ONE = "cluster.fabric=null", "cluster.nodes=1"
 SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "16 V100 behind 100 Gbit/s": ("bert-large-v100-100g", ("cluster.nodes=2",)),
-    "128 V100 behind 100 Gbit/s": ("bert-large-v100-100g", ()),
     "16 V100 behind 25 Gbit/s": ("bert-large-v100-25g", ("cluster.nodes=2",)),
     "slow Ethernet": ("bucket-size-slow-ethernet", ()),
     "DataParallel": ("dataparallel-dgx1", ()),
@@ -50,7 +49,7 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "loopback": ("resnet18-loopback-gloo", ()),
     "many DGX A100": ("resnet50-dgx-a100", ()),
     "few DGX A100": ("resnet50-dgx-a100", ("cluster.nodes=4",)),
-    "a straggler": ("straggler", ("cluster.nodes=6",)),
+    "a straggler": ("straggler", ("cluster.nodes=3", "events=[{slow: {nodes: [2], by: 1.2}}]")),
     "jitter": ("jitter", ("cluster.nodes=2", "events=[{jitter: {cv: 0.01}}]")),
     "two jobs": (
         "two-jobs",
