@@ -162,7 +162,7 @@ def test_quicker_gpus_in_a_whole_answer(library: str, fidelity: Fidelity, tmp_pa
         "cluster: {node: ethernet-10g, nodes: 4, fabric: one-switch}\n"
         f"library: {{name: {library}}}\n"
     )
-    factors = np.array([1.0, 1.001, 1.1, 2.0, 10.0])
+    factors = np.array([1.0, 1.001, 2.0, 10.0])
     steps_s = np.array(
         [
             run_scenario(load_scenario(str(path), [f"what_if.compute={factor}"]), fidelity=fidelity)
@@ -302,7 +302,7 @@ def with_nics(node: NodeSpec, nics: int) -> NodeSpec:
     nics=st.sampled_from([(1, 2), (2, 4), (1, 4)]),
     nbytes=st.floats(np.log(64), np.log(3e7)).map(lambda x: 4 * int(np.exp(x) / 4)),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_more_nics(
     library: str, fidelity: Fidelity, name: str, fabric: str, nics: tuple[int, int], nbytes: int
 ) -> None:
