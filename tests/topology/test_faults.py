@@ -129,7 +129,7 @@ def test_numbers_that_no_link_has_are_refused() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(kind=st.sampled_from(["leaves", "tree"]), data=st.data())
 def test_routes_avoid_what_is_lost_and_stay_shortest(kind: str, data: st.DataObject) -> None:
     """Compared with networkx on what is left; up-down routing takes no detours."""

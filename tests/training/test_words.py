@@ -70,10 +70,36 @@ DDP_CASES = (
 )
 
 
+HYBRID = (
+    *(
+        f"strategy.{each}"
+        for each in ("shard_gpus=8", "offload=true", "forward_prefetch=1", "backward_prefetch=2")
+    ),
+    "strategy.reshard_after_forward=false",
+    "compute.compiled=blocks",
+)
+FIRST = "strategy={kind: fsdp, version: 1, wrap: %s, param_dtype: bf16, %s}"
+FSDP_CASES = ((), HYBRID)
+FIRST_CASES = (
+    (FIRST % ("block", "backward_prefetch: post"),),
+    (FIRST % ("size", "shard_gpus: 8, reshard_after_forward: false"),),
+)
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[tuple[str, ...], dict[str, Any]]:
+    """What PyTorch understood of the lines for each of these cases; it is imported once."""
+    cases = [*((DDP, *each) for each in DDP_CASES)]
+    cases += [(FSDP, *each) for each in (*FSDP_CASES, *FIRST_CASES)]
+    texts = [told(*case)["pytorch"].text for case in cases]
+    return dict(zip(cases, read_back("pytorch", *texts, library="torch"), strict=True))
+
+
 @pytest.mark.slow
-def test_distributed_data_parallel_is_built_as_asked() -> None:
-    texts = [told(DDP, *changes)["pytorch"].text for changes in DDP_CASES]
-    plain, capped, hooked, compressed, mixed, split = read_back("pytorch", *texts, library="torch")
+def test_distributed_data_parallel_is_built_as_asked(
+    built: dict[tuple[str, ...], dict[str, Any]],
+) -> None:
+    plain, capped, hooked, compressed, mixed, split = (built[DDP, *each] for each in DDP_CASES)
     assert plain["bucket_bytes_cap"] == 25 * MIB
     assert capped["bucket_bytes_cap"] == 49.5 * MIB
     assert (capped["static_graph"], capped["broadcast_buffers"]) == (True, False)
@@ -98,12 +124,8 @@ def test_the_optimizer_is_the_scenarios_own(optimizer: str, named: str) -> None:
 
 
 @pytest.mark.slow
-def test_fully_shard_is_called_as_asked() -> None:
-    settings = ("shard_gpus=8", "offload=true", "forward_prefetch=1", "backward_prefetch=2")
-    kept = "strategy.reshard_after_forward=false"
-    hybrid = told(FSDP, *(f"strategy.{each}" for each in settings), kept, "compute.compiled=blocks")
-    texts = [told(FSDP)["pytorch"].text, hybrid["pytorch"].text]
-    plain, hybrid_found = read_back("pytorch", *texts, library="torch")
+def test_fully_shard_is_called_as_asked(built: dict[tuple[str, ...], dict[str, Any]]) -> None:
+    plain, hybrid_found = (built[FSDP, *each] for each in FSDP_CASES)
     dtypes = {"param_dtype": "torch.bfloat16", "reduce_dtype": "torch.float32"}
     assert plain.items() >= {"kept": False, "mesh": [16], "ahead": 0, "behind": 0, **dtypes}.items()
     assert (
@@ -114,13 +136,10 @@ def test_fully_shard_is_called_as_asked() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_version_of_fsdp_is_built_as_asked() -> None:
-    first = "strategy={kind: fsdp, version: 1, wrap: %s, param_dtype: bf16, %s}"
-    texts = [
-        told(FSDP, first % ("block", "backward_prefetch: post"))["pytorch"].text,
-        told(FSDP, first % ("size", "shard_gpus: 8, reshard_after_forward: false"))["pytorch"].text,
-    ]
-    blocks, hybrid = read_back("pytorch", *texts, library="torch")
+def test_the_first_version_of_fsdp_is_built_as_asked(
+    built: dict[tuple[str, ...], dict[str, Any]],
+) -> None:
+    blocks, hybrid = (built[FSDP, *each] for each in FIRST_CASES)
     assert (blocks["sharding"], blocks["units"]) == ("FULL_SHARD", 3)
     assert blocks["prefetch"] == "BackwardPrefetch.BACKWARD_POST"
     assert (hybrid["sharding"], hybrid["units"]) == ("_HYBRID_SHARD_ZERO2", 1)

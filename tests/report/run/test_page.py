@@ -224,7 +224,7 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
 def test_ranks_that_differ_have_a_trace_each(tmp_path: Path) -> None:
     """Stages of a pipeline, by the numbers of their first ranks."""
     scenario = load_scenario("pipeline-straggler")
-    result = run_scenario(change_scenario(scenario, {"strategy.accumulate": 2}))
+    result = run_scenario(change_scenario(scenario, {"strategy.accumulate": 2, "cluster.nodes": 8}))
     write_report(result, tmp_path)
     stages = len(result.timeline.first_rank)
     assert stages > 1

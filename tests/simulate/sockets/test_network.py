@@ -128,7 +128,7 @@ def test_small_all_reduces_take_a_round_trip_for_each_step(
 @given(
     ranks=st.integers(3, 9),
     latency_s=st.floats(0, 1e-2),
-    nbytes=st.integers(1, 2_000_000).map(lambda n: 8 * n),
+    nbytes=st.integers(1, 500_000).map(lambda n: 8 * n),
 )
 @settings(max_examples=30, deadline=None)
 def test_alone_on_like_links_it_is_the_reference(

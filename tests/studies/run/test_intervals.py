@@ -149,7 +149,13 @@ def test_what_no_step_is_is_refused(fields: tuple[str, ...], field: str) -> None
 def test_steps_that_vary_have_an_interval_that_holds_chance() -> None:
     answer = run_scenario(
         load_scenario(
-            "resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", "events=[{jitter: {cv: 0.2}}]")
+            "resnet50-dgx-a100",
+            (
+                "model.name=resnet18",
+                "cluster.nodes=2",
+                "scale=null",
+                "events=[{jitter: {cv: 0.2}}]",
+            ),
         )
     )
     parts = answer.main.uncertainties or ()

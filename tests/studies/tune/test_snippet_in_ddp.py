@@ -70,12 +70,7 @@ def test_the_buckets_are_those_intended(made: Made, tmp_path: Path) -> None:
         rebuilt = real[snippet(found, choice)]["rebuilt"]
         assert numbers(rebuilt) == [bucket.nbytes for bucket in choice.buckets]
     assert len(found.best_list.buckets) > 1
-
-
-@pytest.mark.slow
-def test_a_list_also_makes_the_first_buckets(made: Made, tmp_path: Path) -> None:
-    found = tuned(made)
-    real = real_buckets(tmp_path, [snippet(found, found.best_list), snippet(found, found.default)])
+    # a list also makes the first buckets
     caps = as_bytes(found.best_list.bucket_cap_mb_list or ())
     workload = load_workload(str(tmp_path / "model.csv"))
     first = ddp_buckets(workload, DdpOptions(bucket_caps=caps), iteration="first")

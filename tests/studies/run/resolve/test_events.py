@@ -18,7 +18,7 @@ from perfmodel.studies.run.steps.sized_job import prepare
 TEXT = """\
 # What does it cost?
 perfmodel: 1
-model: {name: resnet50}
+model: {name: resnet18}
 compute: {precision: fp16, overlap_slowdown: 1.0}
 cluster: {node: v100-x8-25g, nodes: 2, fabric: one-switch}
 training: {batch_per_gpu: 64}
