@@ -19,7 +19,7 @@ model: {name: resnet18}
 compute: {precision: fp16, optimizer: sgd-momentum}
 strategy: {kind: ddp}
 cluster: {node: dgx-a100, nodes: 1}
-training: {batch_per_gpu: 8}
+training: {batch_per_gpu: 128}
 plan:
   target: {samples: 1000000}
   candidates: [{name: a, node: dgx-a100, nodes: [1]}]

@@ -101,8 +101,9 @@ def test_the_result_names_them(tmp_path: Any) -> None:
 @pytest.mark.slow
 def test_beside_jitter_every_rank_is_simulated() -> None:
     jitter = {"jitter": {"cv": 0.02}}
-    result = pm.run(ASKED, processes=[burst], events=[jitter], with_first=False, steps=5)
-    assert "16 rank classes" in result.main.mode
+    few = ASKED | {"cluster": {**ASKED["cluster"], "gpus_per_node": 2}}
+    result = pm.run(few, processes=[burst], events=[jitter], with_first=False, steps=5)
+    assert "4 rank classes" in result.main.mode
 
 
 def test_with_an_own_strategy_too() -> None:

@@ -38,7 +38,18 @@ REQUIRED = {
     "ethernet-25g",
     "ethernet-100g",
 }
-WITH_NICS = sorted(name for name in REQUIRED if not name.startswith("rtx"))
+WITH_NICS = (
+    "dgx1-v100",
+    "dgx2-v100",
+    "dgx-a100",
+    "gb200-nvl72",
+    "aws-p4d",
+    "aws-p5",
+    "gcp-a3-mega",
+    "l40s-x8",
+    "ethernet-10g",
+)
+"""A machine of each number of NICs, and each way that they are joined to GPUs."""
 
 # nvidia-smi topo -m of a DGX-1, github.com/pytorch/pytorch benchmarks/distributed/ddp/README.md.
 # "SYS" between GPUs means no NVLink there; NCCL then relays over one GPU (NVB).
