@@ -7,6 +7,7 @@ So is what PyTorch imports when a first optimizer is made, which takes as long a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -49,6 +50,7 @@ def main(module: str, function: str, ranks: int, folder: Path) -> bool:
     """Fork a process for each rank; return whether one of them failed."""
     called = getattr(importlib.import_module(module), function)
     importlib.import_module("torch._dynamo")
+    gc.freeze()  # no rank looks for cycles in PyTorch
     children: list[int] = []
     for rank in range(ranks):
         child = os.fork()
