@@ -394,7 +394,7 @@ def test_lists(tmp_path, monkeypatch):
     }
     named = {row["name"]: row for row in document("topology", "list")["topologies"]}
     assert named["dgx-a100"]["kind"] == "node"
-    models = {row["name"]: row for row in document("models")["models"]}
+    models = {row["name"]: row for row in document("models", "resnet50", "gpt2")["models"]}
     assert models["resnet50"]["parameters"] == 25_557_032  # torchvision's published count
     for command in (["scenarios"], ["topology", "list"], ["models", "resnet18", "gpt2"]):
         assert perf(*command).exit_code == 0

@@ -434,6 +434,7 @@ def answer(document: Document, folder: Path, *, quick: bool = False) -> object:
                 patch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
                 patch.setattr(one_size, "describe_sensitivity", lambda *_: ())
                 patch.setattr(one_loop_size, "simulate_loop_reliefs", lambda *_: ())
+                patch.setattr(one_loop_size, "simulate_loop_uncertainties", lambda *_: ())
             result = to_json(run_scenario(scenario_of(document, folder)))
         ANSWERS[text] = {
             name: _rounded(part) for name, part in result.items() if name not in ECHOED
