@@ -261,6 +261,7 @@ def test_message_fidelity_refuses_what_would_take_minutes(tmp_path: Path) -> Non
         answered(tmp_path, "fidelity=message", "cluster.nodes=64", "scale=null")
 
 
+SEARCHED = ["model.name=llama3-8b", "cluster.nodes=4", "training.global_batch=64"]
 LONG_SCENARIOS = {
     "gpt3-175b-1024-a100": ["strategy.accumulate=16"],
     "lost-nic-3d": ["strategy.accumulate=8"],
@@ -280,10 +281,8 @@ LONG_SCENARIOS = {
     ],
     "mixtral-8x7b-fabrics": ["strategy.accumulate=4"],
     "jitter": ["cluster.nodes=4", "scale.gpus=[1, 8, 32]"],
-    **dict.fromkeys(
-        ("plan-llama3-70b", "auto-llama3-70b-512"),
-        ["model.name=llama3-8b", "cluster.nodes=4", "training.global_batch=64"],
-    ),
+    "plan-llama3-70b": SEARCHED,
+    "auto-llama3-70b-512": SEARCHED,
 }
 """Scenarios that take long as they ship, with what shortens them."""
 
