@@ -8,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 from typer.testing import CliRunner
@@ -42,23 +42,27 @@ TOOLS = {
 SMALL = {"scale": None, "cluster.nodes": 1}
 LONG = {"scenario": "gpt3-175b-1024-a100"}
 
-T = TypeVar("T")
+Talk = Callable[[Client], Awaitable[Any]]
+Ask = Callable[[Talk], Any]
 
 
-def ask(talk: Callable[[Client], Awaitable[T]], *flags: str) -> T:
-    """Start the command, talk to it, and end it."""
-    server = StdioServerParameters(
+def server(*flags: str) -> StdioServerParameters:
+    """The command, as a host starts it."""
+    return StdioServerParameters(
         command=sys.executable,
         args=["-m", "perfmodel", "mcp", *flags],
         env={"PYTHONPATH": str(Path(perfmodel.__file__).parents[1])},
     )
 
-    async def converse() -> T:
-        async with Client(server) as client:
-            return await talk(client)
 
-    with ThreadPoolExecutor(1) as thread:  # a browser's test may have left a loop in this one
-        return thread.submit(anyio.run, converse).result()
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Talk to one server, in a thread of its own: a browser's test may have left a loop here."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(server())) as client,
+    ):
+        yield lambda talk: portal.call(talk, client)
 
 
 def text_of(answer: CallToolResult) -> str:
@@ -92,7 +96,7 @@ async def wait_until(holds: Callable[[], bool], most_s: float = 60.0) -> None:
         await anyio.sleep(0.05)
 
 
-def test_tools_have_schemas_and_faults_say_what_is_allowed() -> None:
+def test_tools_have_schemas_and_faults_say_what_is_allowed(ask: Ask) -> None:
     async def talk(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == TOOLS
@@ -137,7 +141,7 @@ def test_a_tool_has_the_fields_of_its_function(tool: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_is_that_of_the_command() -> None:
+def test_an_answer_is_that_of_the_command(ask: Ask) -> None:
     told: list[tuple[float, float | None]] = []
 
     async def note(done: float, total: float | None, message: str | None) -> None:
@@ -165,7 +169,7 @@ def test_an_answer_is_that_of_the_command() -> None:
     assert times.structured_content == json.loads(RUN.invoke(app, command).stdout)
 
 
-def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
+def test_json_stands_in_the_text_and_fields_are_chosen(ask: Ask) -> None:
     chosen = {"answer_fields": ["gpus", "sources"]}
 
     async def talk(client: Client) -> list[CallToolResult]:
@@ -201,7 +205,7 @@ def test_json_stands_in_the_text_and_fields_are_chosen() -> None:
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="pages stand in a checkout only")
-def test_the_page_shows_how_a_host_starts_it_and_a_call() -> None:
+def test_the_page_shows_how_a_host_starts_it_and_a_call(ask: Ask) -> None:
     host, call, lines, fields = [
         block.body for block in blocks((DOCS / "reference/agents.md").read_text("utf-8"))
     ]
@@ -218,7 +222,7 @@ def test_the_page_shows_how_a_host_starts_it_and_a_call() -> None:
     assert answer.structured_content == json.loads(fields)
 
 
-def test_names_are_those_that_commands_list() -> None:
+def test_names_are_those_that_commands_list(ask: Ask) -> None:
     """The tool answers what `describe_names` says of a kind."""
 
     async def talk(client: Client) -> CallToolResult:
@@ -248,7 +252,7 @@ def test_names_of_models_say_how_large_they_are(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_studies_answer_too() -> None:
+def test_studies_answer_too(ask: Ask) -> None:
     base = {"scenario": "bucket-size-slow-ethernet", "fields": {"scale": None, "cluster.nodes": 2}}
     target = {
         "target": {"samples": 1e6},
@@ -292,7 +296,11 @@ def test_what_takes_too_long_or_is_cancelled_ends() -> None:
         schema = await client.call_tool("schema", {"section": "seed", "time_limit_s": 100})
         assert not schema.is_error
 
-    ask(talk, "--time-limit", "1")
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(server("--time-limit", "1"))) as client,
+    ):
+        portal.call(talk, client)
 
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
