@@ -124,11 +124,15 @@ class RetimedSteps:
         return steps_s
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
-        """Simulate a setup: of many tasks the first step alone, which changes as later ones do."""
-        if self.base.steps >= SETTLED_STEPS:
+        """Simulate a setup: one step less where all are the same, as its last changes alike."""
+        fewer = self.base.steps - 1
+        if self.base.counted > 1 or fewer >= SETTLED_STEPS:
             return self.base.simulate_again(self.disturbances, setup)
-        first_s = simulate_steps(setup, self.disturbances, 1).step_time_s
-        return self.base.step_s * first_s / self.base.run.step_ends_s[0]
+        return (
+            simulate_steps(setup, self.disturbances, fewer).step_time_s
+            / self.base.run.step_times_s[fewer - 1]
+            * self.base.step_s
+        )
 
     def step_s(self, setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Step:
         """Return the mean counted step of a setup with the same disturbances on its machine."""
