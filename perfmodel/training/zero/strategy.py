@@ -188,15 +188,13 @@ def _parameter_bytes(setup: Setup, options: ZeroStrategy, item: int) -> tuple[fl
 
 # ---------------------------------------------------------------- the row
 
-MILLION = 1_000_000
-
 
 def _settings(section: ZeroStrategy, *_: int) -> tuple[Setting, ...]:
     """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
     common = (
         Setting(
             "reduce_bucket_size",
-            tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000)),
+            tuple(n * 10**6 for n in (10, 50, 100, 200, 500, 1000)),
             "elements",
         ),
         Setting("overlap_comm", (None, False, True)),
@@ -207,11 +205,11 @@ def _settings(section: ZeroStrategy, *_: int) -> tuple[Setting, ...]:
         *common,
         Setting(
             "stage3_prefetch_bucket_size",
-            (0, *(n * MILLION for n in (1, 10, 50, 200, 1000))),
+            (0, *(n * 10**6 for n in (1, 10, 50, 200, 1000))),
             "elements",
         ),
-        Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, MILLION), "elements"),
-        Setting("stage3_max_live_parameters", (100 * MILLION, 1000 * MILLION, 3000 * MILLION)),
+        Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, 10**6), "elements"),
+        Setting("stage3_max_live_parameters", (100 * 10**6, 1000 * 10**6, 3000 * 10**6)),
     )
 
 
@@ -221,7 +219,7 @@ def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
         return None
     return Setting(
         "reduce_bucket_size",
-        tuple(None if n is None else n * MILLION for n in (20, 50, 100, 200, None, 1000, 2000)),
+        tuple(None if n is None else n * 10**6 for n in (20, 50, 100, 200, None, 1000, 2000)),
         "elements",
     )
 

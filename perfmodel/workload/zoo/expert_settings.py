@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from perfmodel.arrays import round_bits
 from perfmodel.errors import failed, raise_faults
 from perfmodel.scenario.sections.model import ExpertsSection
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.decoder_sizes import RoutedShape
+
+if TYPE_CHECKING:
+    from perfmodel.workload.zoo.decoder_sizes import RoutedShape
 
 GRID_POINTS = 4096
 """Points of the integral; ten times as many change its result by less than 1e-6."""
