@@ -386,8 +386,6 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     copies_measured : bool
         `copy_Bps` was measured on the rank itself, not taken from a data sheet.
-    activation_bytes : float
-        Activations kept for backward, whole micro-batch; bytes.
     matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
         Part of `forward_s` and of `backward_s`, without what is recomputed, that matrix kernels
         take; None where it is not known.
@@ -409,7 +407,6 @@ class LayerTimes:
     optimizer_s: float
     optimizer_kernels: int
     copy_Bps: float
-    activation_bytes: float
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     copies_measured: bool = False

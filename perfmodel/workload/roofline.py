@@ -31,7 +31,7 @@ from perfmodel.workload.kernels.float8_layers import (
 )
 from perfmodel.workload.kernels.kernel_times import elementwise_s, multi_tensor_s
 from perfmodel.workload.layer_cost import layer_cost, matrix_seconds, weight_gradient_s
-from perfmodel.workload.memory.activations import activation_bytes, cast_weights
+from perfmodel.workload.memory.activations import cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
@@ -173,13 +173,6 @@ def layer_times(
         # each gradient is read and written
         unscale_s=(precision == "fp16") * elementwise_s(2 * gradients_bytes, 1, pricing.device),
         copy_Bps=pricing.device.memory_Bps / 2,
-        activation_bytes=activation_bytes(
-            workload,
-            batch,
-            wide_precision(precision),
-            fused_attention=bool(fused_attention),
-            compiled=compiled,
-        ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision, narrow_share),
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),

@@ -30,7 +30,6 @@ def times_of() -> Callable[..., LayerTimes]:
             "optimizer_s": 1e-3,
             "optimizer_kernels": 10,
             "copy_Bps": 1e12,
-            "activation_bytes": 0.0,
             "source": "test",
         }
         return LayerTimes(**(given | changed))

@@ -38,7 +38,7 @@ def request(share: Workload) -> StepRequest:
     layers = len(share.layers)
     none, nothing = np.zeros(layers), np.zeros(layers, dtype=np.int64)
     times = LayerTimes(
-        none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, 0.0, "none", weight_gradient_s=none
+        none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, "none", weight_gradient_s=none
     )
     return StepRequest(share, times, REPLICAS, 1, expert_copies=REPLICAS // EXPERT)
 

@@ -169,9 +169,7 @@ def test_ranks_agree_by_a_bit_for_each_tensor() -> None:
         return 1 * MS
 
     model = build_model("resnet50")
-    times = LayerTimes(
-        np.ones(1), np.ones(1), np.ones(1), np.ones(1), 0.0, 1.0, 1, 1e12, 0.0, "test"
-    )
+    times = LayerTimes(np.ones(1), np.ones(1), np.ones(1), np.ones(1), 0.0, 1.0, 1, 1e12, "test")
     steady = request(model, times, collective_s=collective_s)
     assert agreement_s(steady, HorovodStrategy(kind="horovod")) == 1 * MS
     assert asked == [("all_reduce", bit_vector_bytes(161), "mpi")]

@@ -36,7 +36,6 @@ TIMES = LayerTimes(
     1e-3,
     1,
     1e12,
-    0.0,
     "equal",
 )
 STEP_S = 2e-3 + 4e-3 + 1e-3

@@ -34,7 +34,7 @@ def model_of(sizes: list[int]) -> Workload:
 def times(forward_s: list[float], backward_s: list[float]) -> LayerTimes:
     ones = np.ones(len(forward_s), dtype=np.int64)
     return LayerTimes(
-        np.array(forward_s), np.array(backward_s), ones, ones, 0.0, 0.0, 1, 1e15, 0.0, "test"
+        np.array(forward_s), np.array(backward_s), ones, ones, 0.0, 0.0, 1, 1e15, "test"
     )
 
 

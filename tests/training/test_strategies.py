@@ -45,7 +45,6 @@ def times_of(layers: int) -> LayerTimes:
         optimizer_s=1e-3,
         optimizer_kernels=10,
         copy_Bps=1e12,
-        activation_bytes=0.0,
         source="test",
     )
 

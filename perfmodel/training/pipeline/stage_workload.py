@@ -317,13 +317,10 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
         sum(each.tensors[tensor].numel for tensor in each.ready_order) for each in (part, whole)
     )
     share = updated / max(1, everything)
-    saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
-    kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
     values = ((name, getattr(times, name)) for name in BY_LAYER)
     return replace(
         times,
         optimizer_s=times.optimizer_s * share,
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
-        activation_bytes=times.activation_bytes * kept_share,
         **{name: each[layers] for name, each in values if each is not None},
     )

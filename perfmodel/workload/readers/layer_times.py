@@ -14,7 +14,6 @@ from perfmodel.errors import Fault, allowed_names, failed, raise_faults
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import measured_factors
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
@@ -37,8 +36,6 @@ def read_layer_times(
     workload: Workload,
     *,
     gpu: Gpu | None = None,
-    batch: int = 1,
-    precision: str = "fp32",
     optimizer: str = "sgd-momentum",
     optimizer_kernels: OptimizerKernels = "foreach",
     master_weights: bool = True,
@@ -58,8 +55,8 @@ def read_layer_times(
     gpu : Gpu, optional
         Gives the optimizer's time and the rate of copies if the file does not; without it they
         take no time.
-    batch, precision, optimizer, optimizer_kernels, master_weights
-        Of the measurement; for activations and the optimizer's time.
+    optimizer, optimizer_kernels, master_weights
+        Of the measurement; for the optimizer's time.
 
     Returns
     -------
@@ -89,7 +86,6 @@ def read_layer_times(
         optimizer_kernels=optimizer_launches(workload, optimizer, optimizer_kernels),
         copy_Bps=spec.copy_rate or copy_Bps,
         copies_measured=spec.copy_rate is not None,
-        activation_bytes=spec.activations or activation_bytes(workload, batch, precision),
         source=str(path),
         spread=measured_factors(),
     )

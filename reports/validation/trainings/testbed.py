@@ -334,5 +334,5 @@ def _model(name: str, rows: Sequence[Mapping[str, str]]) -> Model:
         for number, (layer, owned) in enumerate(layers.items())
     )
     return Workload(name, tuple(tensors), work), LayerTimes(
-        forward, backward, none, none, 0.0, 0.0, 0, np.inf, 0.0, "emulated"
+        forward, backward, none, none, 0.0, 0.0, 0, np.inf, "emulated"
     )

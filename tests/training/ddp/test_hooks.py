@@ -62,7 +62,6 @@ def planned(hook: object, workload: Workload, **changes: Any) -> StepPlan:
         1e-3,
         3,
         1e11,
-        0.0,
         "equal",
     )
     request = {"ranks": 4, "batch_per_gpu": 2} | changes

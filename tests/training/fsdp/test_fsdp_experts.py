@@ -48,7 +48,7 @@ def share() -> Workload:
 def request(share: Workload, ranks: int = RANKS) -> StepRequest:
     layers = len(share.layers)
     none, nothing = np.zeros(layers), np.zeros(layers, dtype=np.int64)
-    times = LayerTimes(none, none, nothing, nothing, 0.0, OPTIMIZER_S, 1, 1e12, 0.0, "none")
+    times = LayerTimes(none, none, nothing, nothing, 0.0, OPTIMIZER_S, 1, 1e12, "none")
     return StepRequest(share, times, ranks, 1, expert_copies=ranks // EXPERT)
 
 

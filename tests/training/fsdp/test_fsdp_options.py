@@ -39,7 +39,6 @@ def plan_of(options: FsdpStrategy, **changes: Any) -> StepPlan:
         1e-3,
         3,
         1e12,
-        0.0,
         "equal",
     )
     given: dict[str, Any] = {"ranks": 8, "batch_per_gpu": 1, "host_link_Bps": 2e10}

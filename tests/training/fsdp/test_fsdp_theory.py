@@ -52,7 +52,6 @@ def request_of(model: Workload, ranks: int, **changes: Any) -> StepRequest:
         OPTIMIZER_S,
         3,
         1e30,
-        0.0,
         "equal",
     )
     return StepRequest(model, times, ranks, 1, **changes)

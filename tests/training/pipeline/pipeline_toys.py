@@ -49,7 +49,6 @@ def toy_model(
         0.0,
         1,
         1e30,
-        0.0,
         "toy",
         weight_gradient_s=np.array([float(t.weight_gradient) for t in each]),
     )

@@ -73,8 +73,6 @@ def test_parts_hold_the_whole_model_once(gpt: Workload, sizes: tuple[int, int]) 
     assert trained == [len(part.workload.tensors) for part in parts]
     head = parts[-1].workload
     assert head.tensors[head.layers[-1].tensors[0]].name == "wte.weight"
-    kept = sum(part.times.activation_bytes for part in parts)
-    assert kept == pytest.approx(times.activation_bytes)
     assert sum(p.times.optimizer_s for p in parts) == pytest.approx(
         times.optimizer_s * (gpt.parameters + table.numel) / gpt.parameters
     )

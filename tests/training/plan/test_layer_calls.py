@@ -55,7 +55,6 @@ def request(shard: Shard, *, segments: int = 1000, matrix_s: float = MATRIX_S) -
         1e-3,
         3,
         1e12,
-        0.0,
         "equal",
         matrix_forward_s=matrix_s * each,
         matrix_backward_s=2 * matrix_s * each,

@@ -83,7 +83,6 @@ def request(workload: Workload, ranks: int) -> StepRequest:
         1e-3,
         3,
         1e12,
-        0.0,
         "equal",
         matrix_forward_s=seconds / 2,
         matrix_backward_s=seconds,

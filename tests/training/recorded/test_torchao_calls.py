@@ -68,7 +68,6 @@ def plan_of(case: dict[str, Any], ranks: int) -> StepPlan:
         1e-3,
         3,
         1e12,
-        0.0,
         "equal",
     )
     float8 = Float8("torchao", **case["fields"])

@@ -75,7 +75,6 @@ def request(ranks: int, model: Workload | None = None, **changes: Any) -> StepRe
         1e-3,
         3,
         1e12,
-        0.0,
         "equal",
     )
     return StepRequest(model, times, ranks, 1, host_link_Bps=1e10, **changes)

@@ -65,7 +65,7 @@ def untimed(workload: Workload, ranks: int) -> StepRequest:
     """For properties of what is sent."""
     layers = len(workload.layers)
     zeros, kernels = np.zeros(layers), np.ones(layers, int)
-    times = LayerTimes(zeros, zeros, kernels, kernels, 0.0, 0.0, 1, 1e12, 0.0, "none")
+    times = LayerTimes(zeros, zeros, kernels, kernels, 0.0, 0.0, 1, 1e12, "none")
     return StepRequest(workload, times, ranks, 1)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import load_workload, read_layer_times
+from perfmodel.workload.readers.layer_times import read_stated
 from tests.workload.readers.toy_model import CSV, YAML, faults
 
 
@@ -39,7 +40,7 @@ def test_yaml(write):
     np.testing.assert_allclose(times.forward_s, [1.5e-3, 1e-5, 1e-4])
     np.testing.assert_allclose(times.backward_s, [3e-3, 2e-5, 2e-4])
     assert (times.launch_s, times.optimizer_s) == (6e-6, 1e-3)
-    assert times.activation_bytes == 3 * 2**20
+    assert read_stated(path).activations == 3 * 2**20
     assert list(times.forward_kernels) == [1, 1, 2]
 
 

@@ -305,12 +305,8 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     if job.recompute.blocks is not None and parallel_layout.stages > 1:
         schedule = parallel_layout.pipeline_schedule(job.options.accumulate)
         parts = part_layers(job.workload, schedule, parallel_layout.partition)
-    settings: dict[str, Any] = {
-        "batch": batch,
-        **compute.model_dump(
-            include={"precision", "optimizer", "optimizer_kernels", "master_weights"}
-        ),
-    }
+    names = {"optimizer", "optimizer_kernels", "master_weights"}
+    settings: dict[str, Any] = compute.model_dump(include=names)
     if compute.source == "file":
         times = read_layer_times(
             job.scenario.origin.resolve("compute.times", compute.times or ""),
@@ -323,6 +319,8 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     times = layer_times(
         job.workload,
         job.gpu,
+        batch=batch,
+        precision=compute.precision,
         channels_last=compute.channels_last,
         fused_attention="flash_2" if fused == "flash_1" else fused,
         compiled=bool(compute.compiled),

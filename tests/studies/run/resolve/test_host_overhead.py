@@ -29,7 +29,7 @@ MODEL = Workload(
     (Layer("a", (0,)), Layer("b", (1,))),
 )
 TIMES = LayerTimes(
-    np.array([1.0, 1.0]), np.array([2.0, 2.0]), NONE, NONE, 0.0, 0.0, 0, math.inf, 0.0, "made up"
+    np.array([1.0, 1.0]), np.array([2.0, 2.0]), NONE, NONE, 0.0, 0.0, 0, math.inf, "made up"
 )
 OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap=1)
 
