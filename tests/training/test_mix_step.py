@@ -37,7 +37,7 @@ def plan_of(
         1e-3,
         1,
         1e12,
-        0.0,
+        "none",
         weight_gradient_s=np.full(layers, 1e-3),
     )
     return mix_step(

@@ -1,7 +1,6 @@
 """Times of layers: limits that they must reach, and what they are refused for."""
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -278,15 +277,8 @@ def test_fused_chains_move_less_and_launch_less():
     assert fused.forward_kernels.sum() < eager.forward_kernels.sum()
 
 
-def smallest_of_each_kind():
-    """The first model of the zoo of each name without its size: layers of others are alike."""
-    sizes = r"\d+(\.\d+)?[bm](?=$|-)|xx?l|large(-v3)?|medium|base|small|tiny|huge"
-    sizes += r"|(?:(?<=resnet)|(?<=vgg)|(?<=_b))\d+"
-    return list({re.sub(sizes, "", name): name for name in reversed(zoo_names())}.values())[::-1]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", smallest_of_each_kind())
+@pytest.mark.parametrize("name", zoo_names())
 def test_fusing_never_adds(name):
     workload = build_model(name, dtype="bf16")
     gpu = load_gpu("v100-sxm2-16gb")  # whose memory is slow beside its multiprocessors

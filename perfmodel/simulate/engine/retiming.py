@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from operator import itemgetter
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.timing import compiled_loops
-from perfmodel.memo import grouped, once
+from perfmodel.memo import grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.task_graph import (
     Participants,
@@ -252,8 +252,8 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
     waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
     together, calls = _members(plan, participants), calls_of(plan, participants)
     done, nodes, kinds = set[int](), list[_Node](), plan.stream_kinds
-    known: dict[int, tuple[tuple[int, ...], tuple[str, ...], list[int]]] = {}
 
+    @cache
     def members_of(index: int) -> tuple[tuple[int, ...], tuple[str, ...], list[int]]:
         """Tasks of a node, their classes, and what they wait for, of the step before below 0."""
         members = together.get(index, (index,))
@@ -265,7 +265,7 @@ def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
         first = step * tasks
         if first + index in done:
             continue
-        members, classes, needs = once(known, index, partial(members_of, index))
+        members, classes, needs = members_of(index)
         places = tuple([first + member for member in members])
         waits_for = tuple([first + at for at in needs if first + at >= 0])
         done.update(places)

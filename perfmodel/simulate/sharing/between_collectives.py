@@ -61,11 +61,6 @@ class LinkSet:
             self._met[other] = other._met[self] = not self.isdisjoint(other)
         return self._met[other]
 
-    def meeting(self, others: Iterable[LinkSet]) -> dict[LinkSet, None]:
-        """Return those of other sets that have a link in common with it, in their order."""
-        known = self._met
-        return {o: None for o in others if (known[o] if o in known else self.meets(o))}
-
     def isdisjoint(self, other: LinkSet) -> bool:
         """Whether two jobs have no link in common."""
         if len(self.arcs) + len(other.arcs) < MANY_LINKS:
@@ -151,7 +146,7 @@ class LinkUsers(Generic[T]):
 
     def _meeting(self, links: LinkSet) -> dict[LinkSet, None]:
         """Sets in use that have links in common with a set, in the order in which they came."""
-        return links.meeting(self._jobs)
+        return {other: None for other in self._jobs if links.meets(other)}
 
     def _connected(self, links: LinkSet) -> set[LinkSet]:
         """Return the sets in use that are connected to one of them through common links."""

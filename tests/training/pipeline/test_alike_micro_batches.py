@@ -83,7 +83,7 @@ def plan_of(make: Make, schedule: str, **layout: object) -> StepPlan:
         1e-3,
         1,
         1e12,
-        0.0,
+        "none",
         weight_gradient_s=np.full(layers, 1e-3),
     )
     MADE.clear()
