@@ -78,7 +78,7 @@ class BertShape:
         return self.mlp_width or 4 * self.width
 
     @property
-    def norm(self) -> tuple[int, int, int]:
+    def norm(self) -> tuple[float, int, int]:
         """Passes and kernels of a norm, and times its input that it keeps."""
         passes, kernels = (
             passes_of("rms_norm") + passes_of("mean"),

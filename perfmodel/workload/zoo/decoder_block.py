@@ -29,14 +29,14 @@ from perfmodel.workload.zoo.layers import (
 from perfmodel.workload.zoo.transformer import attention
 
 
-def rms_norm_work(shape: DecoderShape) -> tuple[int, int]:
+def rms_norm_work(shape: DecoderShape) -> tuple[float, int]:
     """Passes and kernels of an RMS normalisation: as single operations, or fused."""
     if shape.fused_norms:
         return passes_of("norm"), 1
     return passes_of("rms_norm"), kernels_of("rms_norm")
 
 
-def norm_work(shape: DecoderShape) -> tuple[int, int]:
+def norm_work(shape: DecoderShape) -> tuple[float, int]:
     """Passes and kernels of a norm of a model."""
     passes, kernels = rms_norm_work(shape)
     means = shape.mean_norms
