@@ -126,127 +126,112 @@ def send_over_trees(  # noqa: C901, PLR0912  (numba caches a function without th
     feeders: IntArray,
     first: IntArray,
     nbytes: FloatArray,
-    begin_s: FloatArray,
-    sent: IntArray,
-    left_s: FloatArray,
+    begin: int,
+    goal: int,
+    free_s: FloatArray,
     arrived_s: FloatArray,
-    credits: int,
     from_s: FloatArray,
     rate_Bps: FloatArray,
     latency_s: FloatArray,
     until_s: float,
-) -> float:
-    """Work out in place when pieces leave and arrive (see `timing.variable_rate.TreeClocks`).
+) -> int:
+    """Go on in place from piece `begin` to `goal` (see `timing.variable_rate.TreeClocks`).
 
-    Steps that have left by a time are kept, and those after them are not worked out; all are where
-    that time is infinite, and none kept.
+    Pieces of which nothing leaves by a time are left out.
 
     Parameters
     ----------
     order : ndarray of int, shape (edges,)
         Edges, each after those that feed it, which begin in an earlier step.
     feeders : ndarray of int, shape (edges, most feeders)
+        Places in `order`; padded with the number of edges at the end.
     first : ndarray of int, shape (edges,)
         Step of the first piece of each edge.
-    nbytes, begin_s : ndarray of float, shape (edges,)
-    sent : ndarray of int, shape (edges,)
-        Pieces of each edge in steps that are kept: their times stay what they are.
-    left_s : ndarray of float, shape (edges, pieces)
-    arrived_s : ndarray of float, shape (edges + 1, pieces)
-        The last row is that of edges that nothing feeds.
-    credits : int
+    nbytes : ndarray of float, shape (edges,)
+    begin, goal : int
+    free_s : ndarray of float, shape (edges,)
+        When the last piece has left each edge, in `order`.
+    arrived_s : ndarray of float, shape (credits, edges + 1)
+        When the last pieces have arrived, in `order`; zero where there is none, as in the last
+        column, which is for edges that nothing feeds.
     from_s, rate_Bps, latency_s
         As for `step`.
     until_s : float
 
     Returns
     -------
-    float
-        When an edge that has not sent everything was free first.
+    int
+        The first step of which a piece leaves later than by `until_s`.
     """
-    paces, (edges, pieces) = len(from_s), left_s.shape
-    ready_s, step = np.empty(pieces), first.max() + pieces
-    for place in range(edges):
-        edge, pace = order[place], 0
-        done, leaves_s, arrives_s = sent[edge], left_s[edge], arrived_s[edge]
-        goal = min(pieces, step - first[edge])
-        if done >= goal:
-            continue
-        ready_s[done:goal] = arrived_s[feeders[edge, 0], done:goal]
-        for column in range(1, feeders.shape[1]):
-            if feeders[edge, column] < edges:
-                brought_s = arrived_s[feeders[edge, column]]
-                for piece in range(done, goal):
-                    ready_s[piece] = max(ready_s[piece], brought_s[piece])
-        free_s = leaves_s[done - 1] if done > 0 else max(begin_s[edge], 0.0)
-        piece = done
-        while piece < goal and free_s <= until_s:  # those at paces that end
-            start_s = max(free_s, ready_s[piece])
-            if piece >= credits:
-                start_s = max(start_s, arrives_s[piece - credits])
-            while pace + 1 < paces and from_s[pace + 1] < start_s:
-                pace += 1
-            if pace + 1 == paces:
-                break
-            unsent = nbytes[edge]
-            for at in range(pace, paces):
-                over_s = from_s[at + 1] if at + 1 < paces else np.inf
-                free_s = start_s + (unsent / rate_Bps[at, edge] if unsent > 0 else 0.0)
-                if free_s <= over_s:
-                    arrives_s[piece] = free_s + latency_s[at, edge]
-                    break
-                unsent = max(0.0, unsent - (over_s - start_s) * rate_Bps[at, edge])
-                start_s = over_s
-            leaves_s[piece] = free_s
-            piece += 1
-        hold_s = nbytes[edge] / rate_Bps[paces - 1, edge] if nbytes[edge] > 0 else 0.0
-        flight_s, alone = latency_s[paces - 1, edge], min(max(piece, credits), goal)
-        while piece < alone and free_s <= until_s:
-            free_s = max(free_s, ready_s[piece]) + hold_s
-            leaves_s[piece], arrives_s[piece] = free_s, free_s + flight_s
-            piece += 1
-        while piece < goal and free_s <= until_s:
-            waits_s = max(ready_s[piece], arrives_s[piece - credits])
-            free_s = max(free_s, waits_s) + hold_s
-            leaves_s[piece], arrives_s[piece] = free_s, free_s + flight_s
-            piece += 1
-        if free_s > until_s:  # the last piece worked out, or what comes before the first
-            step = min(step, first[edge] + max(piece - 1, done))
-    earliest_s = np.inf
-    for edge in range(edges if until_s < np.inf else 0):
-        sent[edge] = count = max(0, min(step - first[edge], pieces))
-        if count < pieces:
-            earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])
-    return earliest_s
+    paces, edges, credits = len(from_s), len(order), len(arrived_s)
+    pace, over_s = np.zeros(edges, np.int64), np.empty(edges)
+    hold_s, flight_s = np.empty(edges), np.empty(edges)
+    for place in range(edges):  # as in the first pace
+        edge, over_s[place] = order[place], from_s[1] if paces > 1 else np.inf
+        hold_s[place] = nbytes[edge] / rate_Bps[0, edge] if nbytes[edge] > 0 else 0.0
+        flight_s[place] = latency_s[0, edge]
+    step = first[order[-1]] + goal
+    for piece in range(begin, goal):
+        brought_s, earliest_s = arrived_s[piece % credits], np.inf
+        for place in range(edges):
+            start_s, column = max(free_s[place], brought_s[place]), 0
+            while column < feeders.shape[1] and feeders[place, column] < edges:
+                start_s = max(start_s, brought_s[feeders[place, column]])
+                column += 1
+            leaves_s = start_s + hold_s[place]
+            if leaves_s > over_s[place]:
+                edge, at = order[place], pace[place]
+                while at + 1 < paces and from_s[at + 1] < start_s:
+                    at += 1
+                unsent = nbytes[edge]
+                while True:
+                    over = from_s[at + 1] if at + 1 < paces else np.inf
+                    leaves_s = start_s + (unsent / rate_Bps[at, edge] if unsent > 0 else 0.0)
+                    if not leaves_s > over:
+                        break
+                    unsent = max(0.0, unsent - (over - start_s) * rate_Bps[at, edge])
+                    start_s = over
+                    at += 1
+                pace[place], over_s[place] = at, over
+                hold_s[place] = nbytes[edge] / rate_Bps[at, edge] if nbytes[edge] > 0 else 0.0
+                flight_s[place] = latency_s[at, edge]
+            free_s[place], brought_s[place] = leaves_s, leaves_s + flight_s[place]
+        for place in range(edges if until_s < np.inf else 0):
+            if free_s[place] > until_s:
+                step = min(step, first[order[place]] + piece)
+            earliest_s = min(earliest_s, free_s[place])
+        if earliest_s > until_s:
+            break
+    return step
 
 
 def least_tree_end(
-    sent: IntArray,
-    left_s: FloatArray,
-    begin_s: FloatArray,
+    order: IntArray,
     nbytes: FloatArray,
+    pieces: int,
+    free_s: FloatArray,
     from_s: FloatArray,
     rate_Bps: FloatArray,
 ) -> float:
-    """Return when the last byte leaves at the earliest: each edge has to send what it has not sent.
+    """Return when the last byte leaves at the earliest: each edge has to send some more pieces.
 
     Parameters
     ----------
-    sent, left_s, begin_s, nbytes, from_s, rate_Bps
+    order, nbytes, free_s, from_s, rate_Bps
         As for `send_over_trees`.
+    pieces : int
     """
-    paces, (edges, pieces) = len(from_s), left_s.shape
-    least_s = 0.0
-    for edge in range(edges):
-        since_s = left_s[edge, sent[edge] - 1] if sent[edge] > 0 else max(begin_s[edge], 0.0)
-        unsent = (pieces - sent[edge]) * nbytes[edge]
+    paces, least_s = len(from_s), 0.0
+    for place in range(len(order)):
+        edge, since_s = order[place], free_s[place]
+        unsent = pieces * nbytes[edge]
         for pace in range(paces):
             over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
             if unsent <= 0 or over_s < since_s:
                 continue
-            free_s = since_s + unsent / rate_Bps[pace, edge]
-            if free_s <= over_s:
-                since_s, unsent = free_s, 0.0
+            leaves_s = since_s + unsent / rate_Bps[pace, edge]
+            if leaves_s <= over_s:
+                since_s, unsent = leaves_s, 0.0
             else:
                 unsent -= (over_s - since_s) * rate_Bps[pace, edge]
                 since_s = over_s
@@ -372,7 +357,7 @@ class Loops(NamedTuple):
     """The compiled functions, on contiguous arrays of int64, float64, and int32 of links."""
 
     step: Callable[..., int]
-    send_over_trees: Callable[..., float]
+    send_over_trees: Callable[..., int]
     least_tree_end: Callable[..., float]
     fill: Callable[..., None]
 

@@ -70,6 +70,11 @@ class PaceRows:
         at = self._high - 1
         return LinkRates(float(self._from_s[at]), self._rate_Bps[at], self._latency_s[at])
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would make an average of the first two."""
+        return self._high - self._low >= self._most
+
     def change(
         self, now_s: float, earliest_s: float, rate_Bps: FloatArray, latency_s: FloatArray
     ) -> None:
@@ -82,7 +87,7 @@ class PaceRows:
             self._high -= 1
         while self._high - self._low > 1 and from_s[self._low + 1] <= earliest_s:
             self._low += 1
-        if self._high - self._low >= self._most:
+        if self.is_full:
             parts = np.diff([earliest_s, *from_s[self._low + 1 : self._low + 3]])
             parts /= parts.sum()
             first, second = self._rate_Bps[self._low : self._low + 2]

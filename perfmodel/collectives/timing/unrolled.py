@@ -16,9 +16,6 @@ from perfmodel.collectives.schedule import Phase
 MOST_TRACED = 200_000
 """Edges up to which rings are searched whose edges are not consecutive."""
 
-MOST_KEPT_SENDS = 1 << 23
-"""Sends over trees at most of which two times are kept, of 8 bytes each."""
-
 
 class ContiguousPhase(NamedTuple):
     """Arrays of a phase, contiguous; `begins`: edges in the order in which they begin."""
@@ -107,15 +104,19 @@ class UnrolledPhases:
 
     @cached_property
     def are_trees(self) -> bool:
-        """Whether all edges send as many pieces, each once edges before it have brought it.
-
-        Few enough of them, so that the times of all can be kept.
-        """
+        """Whether all edges send as many pieces, each once edges before it have brought it."""
         phase = self.phases[0]
         if len(self.phases) > 1 or not self.pipelined or phase.drained:
             return False
         count = int(phase.active[0])
-        return bool((phase.active == count).all()) and 0 < count * self.edges <= MOST_KEPT_SENDS
+        return count > 0 and bool((phase.active == count).all())
+
+    @cached_property
+    def tree_feeders(self) -> IntArray:
+        """Feeders by their places in the order in which edges of trees begin; padded at the end."""
+        begins, place = self.contiguous(self.phases[0]).begins, np.arange(self.edges + 1)
+        place[begins] = np.arange(self.edges)
+        return np.sort(place[self.feeders[begins]], axis=1)
 
     def stride(self, phase: Phase) -> int:
         """Return after how many steps a cycle may show; 0 if there is none to wait for."""

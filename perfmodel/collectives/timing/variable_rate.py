@@ -327,40 +327,35 @@ class TreeTimes:
 
     Parameters
     ----------
-    kept : ndarray of int, shape (edges,)
-        Pieces of each edge in steps that have left for certain.
-    left_s : ndarray of float, shape (edges, pieces)
-    arrived_s : ndarray of float, shape (edges + 1, pieces)
-        The last row stays 0 and is for edges that nothing feeds.
+    free_s : ndarray of float, shape (edges,)
+        When the last of the pieces that are kept has left, in the order in which edges begin.
+    arrived_s : ndarray of float, shape (credits, edges + 1)
+        When the last of them have arrived. The last column stays 0 and is for edges that nothing
+        feeds.
     paces : PaceRows
     """
 
-    kept: IntArray
-    left_s: FloatArray
+    free_s: FloatArray
     arrived_s: FloatArray
     paces: PaceRows
 
 
 def _make_times(course: UnrolledPhases) -> TreeTimes:
-    edges, pieces = course.edges, int(course.sends[0])
-    arrived_s = np.empty((edges + 1, pieces))
-    arrived_s[-1] = 0.0
+    in_flight = min(course.credits, int(course.sends[0]))
     return TreeTimes(
-        np.zeros(edges, np.int64),
-        np.empty((edges, pieces)),
-        arrived_s,
-        PaceRows(edges, 2 * MOST_TREE_PACES),
+        np.empty(course.edges),
+        np.empty((in_flight, course.edges + 1)),
+        PaceRows(course.edges, 2 * MOST_TREE_PACES),
     )
 
 
 @dataclass
 class TreeClocks:
-    """Pieces over trees in progress, edge after edge, in compiled loops; see `Clocks`.
+    """Pieces over trees in progress, piece after piece, in compiled loops; see `Clocks`.
 
-    It is for edges that depend on those before them only (`UnrolledPhases.are_trees`). When rates
-    change, steps that have left are kept and the rest is worked out when its ends are asked for:
-    steps and not pieces, because a piece may arrive before its end has left (latencies of NCCL's
-    trees below zero), and what it fed was then sent at times that no longer hold.
+    It is for edges that depend on those before them only (`UnrolledPhases.are_trees`). Changes of
+    rates are written down, and pieces are worked out when their ends are asked for; those that have
+    left every edge are kept where there are too many changes.
     """
 
     loops: Loops
@@ -371,11 +366,13 @@ class TreeClocks:
     """Until `change`."""
 
     def __post_init__(self) -> None:
-        spare = self.course.spare
+        spare, self._kept = self.course.spare, 0
+        self._pieces = int(self.course.sends[0])
+        self._arrays = self.course.contiguous(self.course.phases[0])
         self._times = spare.pop() if spare else _make_times(self.course)
-        self._times.kept[:] = 0
+        np.maximum(self.begin_s[self._arrays.begins], 0.0, out=self._times.free_s)
+        self._times.arrived_s[:] = 0.0
         self._times.paces.begin(self.pace.rate_Bps, self.pace.latency_s)
-        self._begin_s = np.ascontiguousarray(self.begin_s, dtype=np.float64)
 
     def release(self) -> None:
         """Give back the arrays: new ones of a MB take longer to touch than to fill."""
@@ -383,40 +380,69 @@ class TreeClocks:
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        self._times.paces.change(now_s, self._work_out(now_s), rate_Bps, latency_s)
+        paces = self._times.paces
+        if paces.is_full:
+            before, self._kept = self._kept, self._left_everywhere(now_s)
+            self._send(before, self._kept, self._times.free_s, self._times.arrived_s)
+        paces.change(now_s, float(self._times.free_s.min()), rate_Bps, latency_s)
 
     def ends(self) -> CompletionTimes:
         """Return how the sends end if nothing changes any more."""
-        self._work_out(np.inf)
-        last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
-        return CompletionTimes(float(last[0].max()), last[1].copy())
+        free_s, arrived_s = self._times.free_s.copy(), self._times.arrived_s.copy()
+        self._send(self._kept, self._pieces, free_s, arrived_s)
+        landed_s = np.empty(self.course.edges)
+        landed_s[self._arrays.begins] = arrived_s[(self._pieces - 1) % len(arrived_s), :-1]
+        return CompletionTimes(float(free_s.max()), landed_s)
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left: every edge has to send the rest."""
-        nbytes = self.course.least_bytes
-        from_s, rate_Bps, _ = self._times.paces.rows
         return self.loops.least_tree_end(
-            self._times.kept, self._times.left_s, self._begin_s, nbytes, from_s, rate_Bps
+            self._arrays.begins,
+            self._arrays.nbytes,
+            self._pieces - self._kept,
+            self._times.free_s,
+            *self._times.paces.rows[:2],
         )
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
-        return 1.0 - self._times.kept / np.maximum(self.course.sends, 1)
+        step = self._left_by(self._times.paces.last.from_s)
+        kept = np.clip(step - self.course.phases[0].first, 0, self._pieces)
+        return 1.0 - kept / self._pieces
 
-    def _work_out(self, until_s: float) -> float:
-        """Work out what leaves until a time, and keep it; return when an edge was free first."""
-        times, course = self._times, self.course
-        arrays = course.contiguous(course.phases[0])
+    def _left_everywhere(self, now_s: float) -> int:
+        """How many pieces have left every edge for certain."""
+        last = int(self.course.phases[0].first.max())
+        return max(self._kept, min(self._left_by(now_s) - last, self._pieces))
+
+    def _left_by(self, now_s: float) -> int:
+        """Return how many steps have left for certain.
+
+        Steps and not pieces, because a piece may arrive before its end has left (latencies of
+        NCCL's trees below zero), and what it fed was then sent at times that no longer hold.
+        """
+        free_s, arrived_s = self._times.free_s.copy(), self._times.arrived_s.copy()
+        return self._send(self._kept, self._pieces, free_s, arrived_s, now_s)
+
+    def _send(
+        self,
+        begin: int,
+        goal: int,
+        free_s: FloatArray,
+        arrived_s: FloatArray,
+        until_s: float = np.inf,
+    ) -> int:
+        """Go on in place from one piece to another; return the first step that leaves later."""
+        arrays = self._arrays
         return self.loops.send_over_trees(
             arrays.begins,
-            arrays.feeders,
+            self.course.tree_feeders,
             arrays.first,
             arrays.nbytes,
-            self._begin_s,
-            times.kept,
-            times.left_s,
-            times.arrived_s,
-            course.credits,
-            *times.paces.rows,
+            begin,
+            goal,
+            free_s,
+            arrived_s,
+            *self._times.paces.rows,
             until_s,
         )
