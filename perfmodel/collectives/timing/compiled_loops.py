@@ -121,7 +121,7 @@ def step(  # noqa: C901, PLR0912  (numba caches a function without those that it
     return max(begin, goal)
 
 
-def send_over_trees(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
+def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,
     first: IntArray,
@@ -202,7 +202,7 @@ def send_over_trees(  # noqa: C901, PLR0912  (numba caches a function without th
             earliest_s = min(earliest_s, free_s[place])
         if earliest_s > until_s:
             break
-    return step
+    return int(step)
 
 
 def least_tree_end(

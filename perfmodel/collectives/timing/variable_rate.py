@@ -340,15 +340,6 @@ class TreeTimes:
     paces: PaceRows
 
 
-def _make_times(course: UnrolledPhases) -> TreeTimes:
-    in_flight = min(course.credits, int(course.sends[0]))
-    return TreeTimes(
-        np.empty(course.edges),
-        np.empty((in_flight, course.edges + 1)),
-        PaceRows(course.edges, 2 * MOST_TREE_PACES),
-    )
-
-
 @dataclass
 class TreeClocks:
     """Pieces over trees in progress, piece after piece, in compiled loops; see `Clocks`.
@@ -366,10 +357,18 @@ class TreeClocks:
     """Until `change`."""
 
     def __post_init__(self) -> None:
-        spare, self._kept = self.course.spare, 0
+        spare, edges, self._kept = self.course.spare, self.course.edges, 0
         self._pieces = int(self.course.sends[0])
         self._arrays = self.course.contiguous(self.course.phases[0])
-        self._times = spare.pop() if spare else _make_times(self.course)
+        self._times = (
+            spare.pop()
+            if spare
+            else TreeTimes(
+                np.empty(edges),
+                np.empty((min(self.course.credits, self._pieces), edges + 1)),
+                PaceRows(edges, 2 * MOST_TREE_PACES),
+            )
+        )
         np.maximum(self.begin_s[self._arrays.begins], 0.0, out=self._times.free_s)
         self._times.arrived_s[:] = 0.0
         self._times.paces.begin(self.pace.rate_Bps, self.pace.latency_s)

@@ -96,19 +96,22 @@ class Progress:
         self._clocks = clocks
         return clocks
 
-    def go_on(self, key: Hashable, change: Callable[[], Change], edges: int) -> Progress:
+    def go_on(
+        self, key: Callable[[], Hashable], change: Callable[[], Change], edges: int
+    ) -> Progress:
         """Return it after a change, which `key` tells from others; `edges`: how many it has."""
-        if key in self._after:
-            return self._after[key]
         known = self.timer.keep(KnownProgress)
-        after = Progress(self.timer, self.begin, self.is_kept, self, change)
-        after.clocks()
+        is_kept = self.is_kept and known.edges < MOST_KEPT
+        own = key() if is_kept or self._after else None
+        if own in self._after:
+            return self._after[own]
+        after = Progress(self.timer, self.begin, is_kept, self if is_kept else None, change)
+        after._clocks, self._clocks = self.clocks(), None
+        after._clocks.change(*change())
         self.timer.keep(Effort).spend()
-        if self.is_kept and known.edges < MOST_KEPT:
+        if is_kept:
             known.edges += edges
-            self._after[key] = after
-        else:
-            after.is_kept, after.before = False, None
+            self._after[own] = after
         return after
 
     def ends(self) -> CompletionTimes:
@@ -234,8 +237,11 @@ class Collective:
         """Go on at other rates."""
         at_s, stage = now_s - self.start_s, self.stage
         change = partial(_change, at_s, self.lowered, stage, rates_Bps, slower)
-        key = round(at_s / INSTANT_S), digest(rates_Bps), slower, stage
-        self._progress = self._own_progress().go_on(key, change, len(rates_Bps))
+        self._progress = self._own_progress().go_on(
+            lambda: (round(at_s / INSTANT_S), digest(rates_Bps), slower, stage),
+            change,
+            len(rates_Bps),
+        )
 
     def reroute(self, stage: Stage) -> None:
         """Change to other links from the next `set_rates` on."""

@@ -17,7 +17,7 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring, tree
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing import compiled_loops
+from perfmodel.collectives.timing import compiled_loops, variable_rate
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
@@ -127,7 +127,7 @@ def test_sends_at_rates_that_change(
 def test_pieces_over_trees_at_rates_that_change(
     name: str, seed: int, credits: int, ranks: int, count: int, asked: list[bool]
 ) -> None:
-    """Edge by edge is what NumPy steps through, whenever ends are asked for in between."""
+    """Piece by piece is what NumPy steps through, whenever ends are asked for in between."""
     rng = np.random.default_rng(seed)
     phases = SCHEDULES[name](ranks).phases
     edges = len(phases[0].src)
@@ -142,18 +142,38 @@ def test_pieces_over_trees_at_rates_that_change(
     start = begin_s, LinkRates(-np.inf, *rates[0])
     course = prepare_phases(phases, credits)
     assert course.are_trees
-    plain, edge_by_edge = Clocks(course, *start), TreeClocks(LOOPS, course, *start)
+    plain, by_pieces = Clocks(course, *start), TreeClocks(LOOPS, course, *start)
     for now_s, pace, ask in zip(at_s, rates[1:], asked, strict=False):
         plain.change(now_s, *pace)
-        edge_by_edge.change(now_s, *pace)
+        by_pieces.change(now_s, *pace)
         if ask:
-            assert edge_by_edge.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
-            assert edge_by_edge.least_wire_s() <= edge_by_edge.ends().wire_s * (1 + 1e-12)
-    assert edge_by_edge.ends().wire_s == pytest.approx(plain.ends().wire_s, rel=1e-12)
-    assert edge_by_edge.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
-    for clocks in (plain, edge_by_edge):
+            assert by_pieces.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
+            assert by_pieces.least_wire_s() <= by_pieces.ends().wire_s * (1 + 1e-12)
+    assert by_pieces.ends().wire_s == pytest.approx(plain.ends().wire_s, rel=1e-12)
+    assert by_pieces.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
+    for clocks in (plain, by_pieces):
         clocks.change(3e-4, *rates[-1])
-    assert np.array_equal(edge_by_edge.left(), plain.left())
+    assert np.array_equal(by_pieces.left(), plain.left())
+
+
+@pytest.mark.parametrize("name", ["trees", "chain"])
+def test_pieces_that_have_left_are_kept_where_there_are_many_changes(
+    name: str, switch: pytest.MonkeyPatch
+) -> None:
+    switch.setattr(variable_rate, "MOST_TREE_PACES", 16)
+    phases = SCHEDULES[name](4).phases
+    rng, edges, changes = np.random.default_rng(3), len(phases[0].src), 24
+    rates = [
+        (rng.uniform(1e8, 1e9, edges), rng.uniform(0, 1e-6, edges)) for _ in range(changes + 1)
+    ]
+    start = np.zeros(edges), LinkRates(-np.inf, *rates[0])
+    course = prepare_phases(phases, 2)
+    plain, by_pieces = Clocks(course, *start), TreeClocks(LOOPS, course, *start)
+    for at_s, pace in zip(np.linspace(0.0, 1.2e-4, changes), rates[1:], strict=True):
+        plain.change(at_s, *pace)
+        by_pieces.change(at_s, *pace)
+        assert np.array_equal(by_pieces.left(), plain.left())
+    assert by_pieces.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
 
 
 def slowest_cycle(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
