@@ -68,7 +68,9 @@ class UnrolledPhases:
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
         self._contiguous: dict[Phase, ContiguousPhase] = {}
-        self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
+        self.spare: list[
+            tuple[FloatArray, FloatArray, Any]
+        ] = []  # arrays of clocks that have ended, for those that begin
         self.folds: list[Any] = []  # see `clocks.ring_folds`
 
     @cached_property

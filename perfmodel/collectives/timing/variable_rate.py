@@ -321,25 +321,6 @@ MOST_TREE_PACES = 64
 """So many changes of rates are kept for sends that began before them; see `MOST_PACES`."""
 
 
-@dataclass(slots=True, eq=False)
-class TreeTimes:
-    """When pieces leave and arrive over edges of trees, and the paces at which they do.
-
-    Parameters
-    ----------
-    free_s : ndarray of float, shape (edges,)
-        When the last of the pieces that are kept has left, in the order in which edges begin.
-    arrived_s : ndarray of float, shape (credits, edges + 1)
-        When the last of them have arrived. The last column stays 0 and is for edges that nothing
-        feeds.
-    paces : PaceRows
-    """
-
-    free_s: FloatArray
-    arrived_s: FloatArray
-    paces: PaceRows
-
-
 @dataclass
 class TreeClocks:
     """Pieces over trees in progress, piece after piece, in compiled loops; see `Clocks`.
@@ -360,34 +341,31 @@ class TreeClocks:
         spare, edges, self._kept = self.course.spare, self.course.edges, 0
         self._pieces = int(self.course.sends[0])
         self._arrays = self.course.contiguous(self.course.phases[0])
-        self._times = (
-            spare.pop()
-            if spare
-            else TreeTimes(
-                np.empty(edges),
-                np.empty((min(self.course.credits, self._pieces), edges + 1)),
-                PaceRows(edges, 2 * MOST_TREE_PACES),
-            )
-        )
-        np.maximum(self.begin_s[self._arrays.begins], 0.0, out=self._times.free_s)
-        self._times.arrived_s[:] = 0.0
-        self._times.paces.begin(self.pace.rate_Bps, self.pace.latency_s)
+        if not spare:
+            in_flight = np.empty((min(self.course.credits, self._pieces), edges + 1))
+            spare.append((np.empty(edges), in_flight, PaceRows(edges, 2 * MOST_TREE_PACES)))
+        # When the last of the pieces that are kept have left each edge, in the order in which edges
+        # begin, and when the last ones in flight have arrived; edges that nothing feeds are fed by
+        # the last column, which stays 0.
+        self._free_s, self._arrived_s, self._paces = spare.pop()
+        np.maximum(self.begin_s[self._arrays.begins], 0.0, out=self._free_s)
+        self._arrived_s[:] = 0.0
+        self._paces.begin(self.pace.rate_Bps, self.pace.latency_s)
 
     def release(self) -> None:
         """Give back the arrays: new ones of a MB take longer to touch than to fill."""
-        self.course.spare.append(self._times)
+        self.course.spare.append((self._free_s, self._arrived_s, self._paces))
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        paces = self._times.paces
-        if paces.is_full:
+        if self._paces.is_full:
             before, self._kept = self._kept, self._left_everywhere(now_s)
-            self._send(before, self._kept, self._times.free_s, self._times.arrived_s)
-        paces.change(now_s, float(self._times.free_s.min()), rate_Bps, latency_s)
+            self._send(before, self._kept, self._free_s, self._arrived_s)
+        self._paces.change(now_s, float(self._free_s.min()), rate_Bps, latency_s)
 
     def ends(self) -> CompletionTimes:
         """Return how the sends end if nothing changes any more."""
-        free_s, arrived_s = self._times.free_s.copy(), self._times.arrived_s.copy()
+        free_s, arrived_s = self._free_s.copy(), self._arrived_s.copy()
         self._send(self._kept, self._pieces, free_s, arrived_s)
         landed_s = np.empty(self.course.edges)
         landed_s[self._arrays.begins] = arrived_s[(self._pieces - 1) % len(arrived_s), :-1]
@@ -399,13 +377,13 @@ class TreeClocks:
             self._arrays.begins,
             self._arrays.nbytes,
             self._pieces - self._kept,
-            self._times.free_s,
-            *self._times.paces.rows[:2],
+            self._free_s,
+            *self._paces.rows[:2],
         )
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
-        step = self._left_by(self._times.paces.last.from_s)
+        step = self._left_by(self._paces.last.from_s)
         kept = np.clip(step - self.course.phases[0].first, 0, self._pieces)
         return 1.0 - kept / self._pieces
 
@@ -420,7 +398,7 @@ class TreeClocks:
         Steps and not pieces, because a piece may arrive before its end has left (latencies of
         NCCL's trees below zero), and what it fed was then sent at times that no longer hold.
         """
-        free_s, arrived_s = self._times.free_s.copy(), self._times.arrived_s.copy()
+        free_s, arrived_s = self._free_s.copy(), self._arrived_s.copy()
         return self._send(self._kept, self._pieces, free_s, arrived_s, now_s)
 
     def _send(
@@ -442,6 +420,6 @@ class TreeClocks:
             goal,
             free_s,
             arrived_s,
-            *self._times.paces.rows,
+            *self._paces.rows,
             until_s,
         )
