@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from perfmodel.library.nccl.graphs import (
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.host_graph import RANK, hardware, host_of
+from perfmodel.library.nccl.host_graph import hardware, host_of
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
@@ -47,6 +46,8 @@ class System:
     """Whether the network keeps 128-byte writes whole and in order."""
     rack: bool = False
     """Whether a node here is an NVLink domain of several hosts."""
+    generation: str = ""
+    """Of the GPUs, such as "hopper" or "cdna3"."""
 
     @property
     def per_node(self) -> float:
@@ -92,6 +93,7 @@ def system_of(
         net_latency_us=plugin.stated_us(host.capability, release) if plugin else 0.0,
         ordered=plugin is None or plugin.keeps_order(host.capability, release),
         rack=topology.gpus_per_host > MOST_OF_ONE_HOST,
+        generation=topology.gpu.generation,
     )
 
 
@@ -137,36 +139,3 @@ def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[
     hosts, counts = np.unique(ranks // topology.gpus_per_host, return_counts=True)
     chosen = hosts[int(counts.argmin())]
     return ranks[ranks // topology.gpus_per_host == chosen].tolist(), len(hosts)
-
-
-# ---------------------------------------------------------------- NCCL 2.4
-
-_RING_BYTES_PER_US = 5000
-"""Of a channel over NVLink, or of all without it."""
-_RING_US, _TREE_US, _TREE_BETWEEN_US = 6, 4, 15
-"""Time of a step: of a ring, of a tree inside a host and between hosts; microseconds."""
-
-
-def threshold_algorithm(
-    system: System, op: str, nbytes: float, settings: LibrarySettings
-) -> str | None:
-    """Algorithm of an all-reduce by NCCL 2.4; None for other operations and versions.
-
-    Source: NVIDIA/nccl 2.4.8 ``src/init.cc``, ncclTreeThreshold: a size, not estimates of time.
-    """
-    if op != "all_reduce" or not (2, 4) <= settings.release < (2, 5):
-        return None
-    return "tree" if nbytes <= tree_threshold(system, settings) else "ring"
-
-
-def tree_threshold(system: System, settings: LibrarySettings) -> float:
-    """Largest all-reduce that NCCL 2.4 runs as trees; bytes."""
-    nvlink = system.gpus > 1 and RANK[system.tree.type_intra] <= RANK["NVB"]
-    ring = _RING_BYTES_PER_US * (channels_of(system, "ring", settings) if nvlink else 1)
-    tree = ring * 3 / 4 * (2 if system.nodes == 2 else 1) if nvlink else ring * 2 / 3
-    ring_us = _RING_US * (system.ranks - 1)
-    tree_us = _TREE_BETWEEN_US * int(math.log2(system.nodes))
-    tree_us += _TREE_US * (system.ranks // system.nodes - 1)
-    if system.nodes < 2 or ring_us <= tree_us:
-        return 0.0
-    return math.inf if tree > ring else ring * tree / (ring - tree) * (ring_us - tree_us)

@@ -1,7 +1,7 @@
 """Latency and bandwidth that NCCL's tuner expects of an algorithm and protocol.
 
 Source of the formulas: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc`` (ncclTopoTuneModel) and the older
-versions that ``tuner.yaml`` names.
+versions that ``tuner.yaml`` names; of RCCL those of NCCL with what ``rccl.yaml`` has instead.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Three = tuple[float, float, float]
 
 
 class Constants(FileModel):
-    """Contents of ``tuner.yaml``; see its comments."""
+    """Contents of ``tuner.yaml``, and of ``rccl.yaml``; see their comments."""
 
     rows_since: dict[str, int]
     """Compute capability of the first GPUs of each row by generation."""
@@ -53,13 +53,20 @@ class Constants(FileModel):
     """On a ring's latency between hosts, before sm80 and since."""
     plateau_rank_bytes: float
     tree_correction: dict[str, tuple[float, ...]]
+    ring_correction: dict[str, tuple[float, ...]] = {}
+    bandwidth_ratio: dict[str, tuple[Three, Three, Three]] = {}
+    sizes: dict[int, dict[str, dict[str, tuple[float, float]]]] = {}
+    """By hosts, operation and protocol: more than so many bytes, and at most so many."""
 
 
-class _Change(FileModel):
-    before: str
+class _Difference(FileModel):
     set: dict[str, Any] = {}
     rows: dict[str, dict[str, Three]] = {}
     """Rows of the tables of latencies, by table and algorithm."""
+
+
+class _Change(_Difference):
+    before: str
 
 
 class _Table(ShippedTable):
@@ -68,19 +75,23 @@ class _Table(ShippedTable):
     changes: tuple[_Change, ...]
 
 
+class _RcclTable(ShippedTable):
+    source: str
+    generations: dict[str, _Difference]
+
+
 _table = shipped(_Table, __file__, "tuner.yaml")
+_rccl_table = shipped(_RcclTable, __file__, "rccl.yaml")
 
 
 @cache
-def constants_of(release: tuple[float, float]) -> Constants:
-    """Constants of a version, (major, minor); those before 2.7 count as 2.7."""
+def constants_of(release: tuple[float, float], generation: str = "") -> Constants:
+    """Constants of a version, (major, minor), for a generation of GPUs; before 2.7 those of 2.7."""
     values = _table().newest.model_dump()
-    for change in _table().changes:
-        major, minor = change.before.split(".")
-        if release >= (int(major), int(minor)):
-            break
-        values |= change.set
-        for name, rows in change.rows.items():
+    newer = (each for each in _table().changes if release < tuple(map(int, each.before.split("."))))
+    for difference in (*newer, *filter(None, [_rccl_table().generations.get(generation)])):
+        values |= difference.set
+        for name, rows in difference.rows.items():
             values[name] = values[name] | rows
     return Constants.model_validate(values)
 
@@ -133,7 +144,11 @@ class Case:
 
 def algorithm_GBps(case: Case) -> float:
     """Expected bandwidth, of bytes of the message over time; GB/s."""
-    return COST_MODELS[case.algorithm].bus_GBps(case) * _share(case)
+    ratios = case.constants.bandwidth_ratio.get(case.algorithm)
+    if ratios is None:
+        return COST_MODELS[case.algorithm].bus_GBps(case) * _share(case)
+    ratio = ratios[case.scale][PROTOCOLS.index(case.protocol)]
+    return ratio * _channels_GBps(case) * _share(case)
 
 
 def _share(case: Case) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from types import MappingProxyType
 
 import numpy as np
@@ -30,7 +31,6 @@ from perfmodel.library.nccl.communicator import (
     System,
     channels_of,
     system_of,
-    threshold_algorithm,
 )
 from perfmodel.library.nccl.cost_model import (
     Case,
@@ -162,19 +162,27 @@ def predictions(
     machine.
     """
     refuse_if(op not in NCCL_ALGORITHMS, "op", repr(op), allowed_names(NCCL_ALGORITHMS, op))
-    constants = constants_of(settings.release)
-    estimates = [
-        Prediction(
-            algorithm,
-            protocol,
-            _time_s(Case(system, op, algorithm, protocol, constants), nbytes, settings),
-        )
-        for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
-    ]
-    by_size = threshold_algorithm(system, op, nbytes, settings)
-    if any(estimate.algorithm == by_size for estimate in estimates):
-        estimates = [estimate for estimate in estimates if estimate.algorithm == by_size]
-    return tuple(sorted(estimates, key=lambda estimate: estimate.time_s))
+    constants = constants_of(settings.release, system.generation)
+
+    def estimate(algorithm: str, protocol: str) -> Prediction:
+        case = Case(system, op, algorithm, protocol, constants)
+        return Prediction(algorithm, protocol, _time_s(case, nbytes, settings))
+
+    pairs = _enabled_pairs(system, op, settings, constants)
+    estimates = sorted(starmap(estimate, pairs), key=lambda each: each.time_s)
+    stated = None if settings.protocols(op) else _stated_protocol(system, op, nbytes, constants)
+    if stated is None:
+        return tuple(estimates)
+    taken = estimate(estimates[0].algorithm, stated)  # whether or not the paths allow it
+    return (taken, *(each for each in estimates if each != taken))
+
+
+def _stated_protocol(system: System, op: str, nbytes: float, constants: Constants) -> str | None:
+    """Protocol that RCCL takes by size, whatever it estimates; None where estimates decide."""
+    ranges = constants.sizes.get(min(system.nodes, 3), {}).get(op, {})
+    each_bytes = nbytes if op == "all_reduce" else nbytes / system.ranks
+    fitting = (name for name, (above, most) in ranges.items() if above < each_bytes <= most)
+    return next(fitting, None)
 
 
 def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
@@ -199,19 +207,24 @@ def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
 
 
 def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:
-    """Share of its bandwidth that a tree reaches at a size."""
+    """Share of its bandwidth that a tree reaches at a size, and of RCCL a ring between hosts."""
     new_tree = (
         case.algorithm == "nvls_tree"
         and case.system.capability >= 100
         and case.system.cpu in {"intel", "amd"}
         and settings.release >= (2, 28)
     )
+    rings, at = case.constants.ring_correction, int(nbytes // 64).bit_length() - 1
+    if rings and (case.algorithm == "tree" or case.system.nodes > 1):
+        table = (case.constants.tree_correction if case.algorithm == "tree" else rings)[
+            case.protocol
+        ]
+        return table[min(max(at, 0), len(table) - 1)]
     if case.op != "all_reduce" or not (case.algorithm == "tree" or new_tree):
         return 1.0
     table = case.constants.tree_correction[case.protocol]
     if settings.release < (2, 28):
         table = table[:23]
-    at = int(nbytes // 64).bit_length() - 1
     return table[at] if 0 <= at < len(table) else 1.0
 
 

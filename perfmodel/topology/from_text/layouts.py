@@ -337,10 +337,8 @@ def usual_host(
 
 
 _RCCL = (
-    "RCCL is taken for the NCCL that it is made from, with rings over all xGMI links and RCCL's own"
-    " rates and latency of these; all-reduces of MI300X took 91 us of 105 predicted (8 MiB on 8"
-    " GPUs, crickett-hpe/hpc-ai-envs pull request 30), and 11.2 ms of 13.8 (2 GiB on 16, ROCm/rccl"
-    " pull request 2078)"
+    "RCCL is taken for the NCCL that it is made from, with rings over all xGMI links, and with"
+    " RCCL's own rates and latencies of these, estimates and sizes by which it chooses"
 )
 
 
