@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -50,11 +48,41 @@ def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
     if dumped:
         return tuple(dict.fromkeys(ring.order for ring in dumped))
     lanes = direct_nvlinks(router.topology, gpus)
+    if lanes is not None and _is_whole_mesh(router.topology, gpus, lanes):
+        return hamiltonian_cycles(len(gpus), dict.fromkeys(lanes, 2))
     if 2 < len(gpus) <= MOST_MESHED and lanes is not None:
         cycles = hamiltonian_cycles(len(gpus), lanes) or relayed_cycles(router, gpus, lanes)
         if cycles:
             return cycles
     return (tuple(range(len(gpus))),)
+
+
+def _is_whole_mesh(
+    topology: Topology, gpus: Sequence[str], lanes: Mapping[tuple[int, int], int]
+) -> bool:
+    """Whether GPUs are all of a board of AMD's, each linked to each, for which RCCL knows rings.
+
+    Two of them share each link, so that all are used both ways; NCCL's search packs rings that
+    share none (ROCm/rccl ``src/graph/rome_models.cc``: seven and their reverses on 8 MI300X).
+    """
+    count = len(gpus)
+    is_whole = topology.gpu.amd and count == topology.gpus_per_host
+    return is_whole and Counter(lanes.values()) == {1: count * (count - 1)}
+
+
+def zigzags(count: int) -> list[Order]:
+    """Return paths over all places of a circle to and fro, one from each.
+
+    Of an even number each two places are neighbours in two of them, once each way; of an odd
+    number, closed over one more place, they are rings in which all are neighbours twice.
+
+    Examples
+    --------
+    >>> zigzags(4)
+    [(0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1)]
+    """
+    offsets = [-(at // 2) if at % 2 == 0 else at // 2 + 1 for at in range(count)]
+    return [tuple((begin + each) % count for each in offsets) for begin in range(count)]
 
 
 def dumped_rings(
@@ -109,13 +137,15 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
     """Pack as many directed rings as the lanes carry; each takes one lane of each of its links.
 
     A cycle and its reverse use the two directions of the same links, so cycles are packed on
-    undirected lanes and each is run both ways. The widest links come first; where a short search
-    in that order finds fewer than there may be, an integer program finds the most.
+    undirected lanes and each is run both ways. Two lanes between any two GPUs carry a cycle less
+    than there are GPUs; else a short search takes the widest links first.
     """
-    most = _most_cycles(count, lanes)
-    cycles = _search_cycles(count, lanes, most)
-    if len(cycles) < most:
-        cycles = max(cycles, _solve_cycles(count, lanes), key=len)
+    pairs, free, cycles = 0, dict(lanes), list[Order]()
+    if len(lanes) == count * (count - 1) > 2:
+        pairs, last = min(lanes.values()) // 2, count - 1
+        cycles = [(last, *path) for path in zigzags(last)] * int(pairs)
+        free = {link: number - 2 * pairs for link, number in lanes.items()}
+    cycles += _search_cycles(count, free, _most_cycles(count, free))
     return tuple(ring for cycle in cycles for ring in (cycle, (cycle[0], *cycle[:0:-1])))
 
 
@@ -145,37 +175,8 @@ def _search_cycles(count: int, lanes: Mapping[tuple[int, int], int], most: int) 
     return best
 
 
-def _solve_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> list[Order]:
-    """The most cycles that fit together; none where there are too many to choose from."""
-    from scipy.optimize import Bounds, LinearConstraint, milp  # rarely needed
-
-    steps = iter(range(_SEARCH_STEPS * 4))
-    cycles = [cycle for cycle in _paths(count, lanes, steps) if cycle[1] <= cycle[-1]]
-    if not cycles or next(steps, None) is None:
-        return []
-    pairs = {pair: row for row, pair in enumerate(itertools.combinations(range(count), 2))}
-    crossed = np.zeros((len(pairs), len(cycles)))
-    for column, cycle in enumerate(cycles):
-        for src, dst in _links(cycle):
-            crossed[pairs[min(src, dst), max(src, dst)], column] += 1
-    room = np.array([lanes.get(pair, 0) for pair in pairs], dtype=float)
-    solution = milp(
-        -np.ones(len(cycles)),
-        constraints=LinearConstraint(crossed, ub=room),
-        integrality=np.ones(len(cycles), dtype=np.int64),
-        bounds=Bounds(0, np.inf),
-        options={"node_limit": _MOST_NODES},
-    )
-    if solution.x is None:
-        return []
-    times = np.rint(solution.x).astype(int).tolist()
-    return [cycle for cycle, number in zip(cycles, times, strict=True) for _ in range(number)]
-
-
 _MOST_CUTS = 10
 """GPUs up to which all cuts of a mesh bound its cycles; beyond, the links of single GPUs do."""
-_MOST_NODES = 1000
-"""Nodes of the tree of one integer program: a bound that does not depend on a clock."""
 
 
 def _most_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> int:
@@ -289,6 +290,10 @@ def rail_rings(
     if len(gpus) == 1:
         return tuple((HostRing((0,), nic, nic),) * 2 for nic in range(len(nics)))
     near = [_sort_by_distance(router, nic, gpus) for nic in nics]
+    own = {order[0]: nic for nic, order in enumerate(near)}
+    if len(own) == len(gpus) and lanes and _is_whole_mesh(router.topology, gpus, lanes):
+        rings = [HostRing(path, own[path[0]], own[path[-1]]) for path in zigzags(len(gpus))]
+        return tuple((ring, ring.reverse()) for ring in rings)
     result: list[tuple[HostRing, HostRing]] = []
     for nic, (first, last, out) in enumerate(_ring_ends(router, gpus, nics, near)):
         order = _take_path(len(gpus), free, first, last)

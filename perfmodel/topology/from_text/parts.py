@@ -92,7 +92,7 @@ class GpuConnector(FileModel):
     @property
     def amd(self) -> bool:
         """Whether it is one of AMD's, whose GPUs xGMI joins all to all."""
-        return self.nvlink == "xgmi"
+        return (self.nvlink or "").startswith("xgmi")
 
 
 class SharedPart(FileModel):
