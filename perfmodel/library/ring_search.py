@@ -9,6 +9,7 @@ first and ending at the GPU nearest the second, so that traffic stays on its rai
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,14 +139,17 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
 
     A cycle and its reverse use the two directions of the same links, so cycles are packed on
     undirected lanes and each is run both ways. Two lanes between any two GPUs carry a cycle less
-    than there are GPUs; else a short search takes the widest links first.
+    than there are GPUs; else a short search takes the widest links first, once for the parts into
+    which all lanes are divided alike.
     """
     pairs, free, cycles = 0, dict(lanes), list[Order]()
     if len(lanes) == count * (count - 1) > 2:
         pairs, last = min(lanes.values()) // 2, count - 1
         cycles = [(last, *path) for path in zigzags(last)] * int(pairs)
         free = {link: number - 2 * pairs for link, number in lanes.items()}
-    cycles += _search_cycles(count, free, _most_cycles(count, free))
+    parts = math.gcd(*map(int, free.values())) or 1
+    part = {link: number // parts for link, number in free.items()}
+    cycles += parts * _search_cycles(count, part, _most_cycles(count, part))
     return tuple(ring for cycle in cycles for ring in (cycle, (cycle[0], *cycle[:0:-1])))
 
 
