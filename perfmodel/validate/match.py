@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.library.settings import LibrarySettings
@@ -384,8 +386,8 @@ def _validated(
             return LibrarySettings.model_validate(
                 settings.model_dump() | {"version": version, "env": env}
             ), tuple(refused)
-        except ValueError as error:
-            text = str(error)
+        except ValueError as error:  # of a model, whose text quotes all that it was given
+            text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             bad = next((name for name in env if name in text), None)
             if bad is not None:
                 refused.append(f"{bad}={env[bad]} is not modelled")

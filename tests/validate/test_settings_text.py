@@ -27,6 +27,13 @@ def test_words_about_settings(text, env):
     assert dict(found.env) == env
 
 
+def test_a_variable_that_is_not_known_takes_no_other_with_it() -> None:
+    text = "NCCL_IB_TC=106, NCCL_NO_SUCH_THING=3, NCCL_ALGO=Ring"
+    found, notes = read_settings("", "", text, 8, nvlink=True)
+    assert found.env == {"NCCL_IB_TC": "106", "NCCL_ALGO": "Ring"}
+    assert notes == ("NCCL_NO_SUCH_THING=3 is not modelled",)
+
+
 def test_what_is_not_modelled_is_said_and_not_lost():
     found, notes = read_settings("2.19 era", "", "NCCL_NO_SUCH_THING=3 FI_X=1", 8, nvlink=True)
     assert found.version == "2.19"
