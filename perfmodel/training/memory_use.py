@@ -68,7 +68,7 @@ class Setup:
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
-    `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
+    `kept_share`: factor on what layers keep for backward (see `stored_bytes`).
     `recompute`: what backward runs forward of once more.
     `master_weights`: whether narrow parameters have fp32 copies and optimizer states.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
