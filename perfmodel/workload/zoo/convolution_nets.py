@@ -32,7 +32,6 @@ from perfmodel.workload.zoo.published import module_names, read_table
 NETS = read_table("published_sizes")["convolution_nets"]
 INCEPTION = read_table("published_sizes")["inception"]
 RESNET_DEPTHS, VGG_DEPTHS = (tuple(map(int, NETS[family])) for family in ("resnet", "vgg"))
-CIFAR_CLASSES = 10
 
 
 def resnet(
@@ -68,7 +67,7 @@ def resnet(
         group_width=group_width,
     )
     parts += chain.from_iterable(blocks)
-    parts += classifier(image, classes=CIFAR_CLASSES if small_images else IMAGENET_CLASSES)
+    parts += classifier(image, classes=NETS["cifar_classes"] if small_images else IMAGENET_CLASSES)
     return image_model(
         f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
         parts,
@@ -186,9 +185,6 @@ def _block(
     return parts, x
 
 
-CLASSIFIER_WIDTH = 4096
-
-
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
     """VGG without batch normalisation (arXiv 1409.1556)."""
     convolutions = [
@@ -257,7 +253,7 @@ def _classified(
 
     `numbers`: of the maps in their module. `dropout`: which of them read a dropped-out input.
     """
-    widths = (features, CLASSIFIER_WIDTH, CLASSIFIER_WIDTH, IMAGENET_CLASSES)
+    widths = (features, *NETS["classifier_widths"], IMAGENET_CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2
@@ -280,8 +276,6 @@ Step = tuple[str, int, int | Sequence[int], int, int | Sequence[int]]
 """Name, channels, kernel, stride, padding of one convolution; 0 channels: of a pooling."""
 Branch = tuple[Sequence[Step], Sequence[Step]]
 """A chain of convolutions, and those that all read its end and whose outputs are joined."""
-AUXILIARY_INPUT = "6e"
-"""The block whose output the auxiliary classifier reads."""
 
 
 def inception_v3(*, dtype: str, image_size: int) -> Workload:
@@ -289,7 +283,7 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     parts, image = _chain(Image(3, image_size, image_size), "", INCEPTION["stem"])
     for number, kind, pooled in INCEPTION["blocks"]:
         image = _mixed(parts, image, f"Mixed_{number}", INCEPTION["branches"][kind], pooled)
-        if number == AUXILIARY_INPUT:
+        if number == INCEPTION["auxiliary_input"]:
             pool, small = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
             judged, small = _chain(small, "AuxLogits.", INCEPTION["auxiliary"])
             parts += [pool, *judged, *classifier(small, "AuxLogits.")]
