@@ -67,7 +67,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is",
         ),
         (
-            compute.optimizer in ("adafactor", "muon")
+            compute.optimizer in ("adafactor", "muon", "soap", "shampoo")
             and (not (strategy.updates_tensors and parts.parallel.is_plain)),
             "compute.optimizer",
             f"{compute.optimizer!r}, which updates whole matrices",
