@@ -27,9 +27,6 @@ OptimizerKernels = Literal["foreach", "fused", "for-loop"]
 """How an optimizer runs: an operation at a time on all tensors (PyTorch's default from 2.0 on), all
 of it in one pass (``fused=True``, Apex, DeepSpeed), or tensor by tensor (PyTorch before 2.0)."""
 
-PRODUCTS_OF_ROUND = 3
-"""Of Newton and Schulz."""
-
 
 def optimizer_state_bytes(
     workload: Workload, optimizer: str, *, master_weights: bool = True
@@ -254,18 +251,13 @@ def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKerne
     constants = kernel_constants()
     if kernels == "for-loop" or kind.tensor_kernels:
         more = constants.for_loop.operations if kernels == "for-loop" else 0
-        return len(sizes) * (_tensor_kernels(kind) + more)
+        return len(sizes) * ((kind.tensor_kernels or kind.operations) + more)
     each, times = (
         (constants.tensors_per_operation, kind.operations)
         if kernels == "foreach"
         else (kind.tensors_per_launch, 1)
     )
     return times * (-(-len(sizes) // each) + sum(sizes) // constants.elements_per_launch)
-
-
-def _tensor_kernels(kind: OptimizerKind) -> int:
-    """Kernels of one tensor where none is over several."""
-    return kind.tensor_kernels + PRODUCTS_OF_ROUND * kind.rounds or kind.operations
 
 
 def optimizer_operations(
@@ -278,7 +270,7 @@ def optimizer_operations(
         host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
     )
     slow = sum(
-        max(0, kind.tensor_operations - _tensor_kernels(kind))
+        max(0, kind.tensor_operations - (kind.tensor_kernels or kind.operations))
         + sum(
             number * (kind.factors.operations - kind.factors.kernels)
             for *_, number in _sides(tensor, kind.factors)

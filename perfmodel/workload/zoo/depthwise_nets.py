@@ -60,7 +60,6 @@ class Stage:
 
 
 STAGES = read_table("published_sizes")["efficientnet_stages"]
-EFFICIENTNETS = published_sizes("images")["efficientnet"]
 
 
 def efficientnet(
@@ -216,9 +215,6 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
 
 WIDTH_FACTOR = 4
 """Inner width of the perceptron over the width of its block."""
-
-
-CONVNEXTS = published_sizes("images")["convnext"]
 
 
 def convnext(
@@ -387,11 +383,11 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
 MODELS = {
     **{
         name: Buildable(name, partial(convnext, name, **sizes), 224, "image")
-        for name, sizes in CONVNEXTS.items()
+        for name, sizes in published_sizes("images")["convnext"].items()
     },
     **{
         name: Buildable(name, partial(efficientnet, name, **sizes), sizes["image_size"], "image")
-        for name, sizes in EFFICIENTNETS.items()
+        for name, sizes in published_sizes("images")["efficientnet"].items()
     },
 }
 """Models of the zoo, with the image size that their authors trained with."""
