@@ -74,6 +74,13 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             f"an optimizer of elements with {kind}, or with parallel, where ranks have parts",
         ),
         (
+            getattr(getattr(strategy, "ddp", strategy), "distributed_optimizer", False)
+            and compute.optimizer not in ("muon", "soap", "shampoo"),
+            "compute.optimizer",
+            repr(compute.optimizer),
+            "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true",
+        ),
+        (
             strategy.keeps_masters and not compute.master_weights,
             "compute.master_weights",
             "false",
