@@ -22,12 +22,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from perfmodel.escape import printable
-from perfmodel.memo import grouped
-
-T = TypeVar("T")
+from perfmodel.memo import T, grouped
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
         Sweep,
     )
     from perfmodel.calibrate import Profile
+    from perfmodel.measure.job import Progress
     from perfmodel.scenario import ClusterSize
     from perfmodel.simulate.engine.own_processes import Process
     from perfmodel.studies.sweep.variants import Variant
 
-
-Progress = Callable[[int, int], None]
 
 UNCHANGED: Final = object()
 """A section that stays as the scenario has it: None removes one."""

@@ -62,6 +62,7 @@ class Views(NamedTuple):
     page: Callable[[Any], str]
     figure: Callable[[Any], go.Figure]
     document: Callable[[Any], dict[str, Any]]
+    rows: Callable[[Any], Iterable[dict[str, Any]]] = list
 
 
 class Shown:
@@ -88,6 +89,12 @@ class Shown:
     def to_json(self) -> dict[str, Any]:
         """Return the document that the command prints with ``--json``."""
         return self._views().document(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table, with 80 % intervals where the answer has them."""
+        import pandas as pd
+
+        return pd.DataFrame(self._views().rows(self))
 
     def to_text(self) -> str:
         """Return the lines that the command prints, a table as text."""
@@ -189,7 +196,10 @@ class RunResult(Shown, Result):
 
 
 class BucketTuning(Shown, TuneResult):
-    """The best gradient buckets of a scenario (`perfmodel.tune`), drawn over the bucket cap."""
+    """The best gradient buckets of a scenario (`perfmodel.tune`), drawn over the bucket cap.
+
+    Its table has one row per range of caps that make the same buckets; regrets against the best.
+    """
 
     def _views(self) -> Views:
         from perfmodel.report import tuning_text
@@ -202,29 +212,25 @@ class BucketTuning(Shown, TuneResult):
             tuned_html,
             draw_curve,
             tuning_text.tuned_json,
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per range of caps that make the same buckets; regrets against the best cap."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                **attributes(
-                    point,
-                    "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated",
-                ),
-                "regret": point.regrets[0],
-                "worst_regret": point.worst_regret,
-            }
-            for point in self.curve
+            lambda tuned: (
+                {
+                    **attributes(
+                        point,
+                        "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated",
+                    ),
+                    "regret": point.regrets[0],
+                    "worst_regret": point.worst_regret,
+                }
+                for point in tuned.curve
+            ),
         )
 
 
 class StrategyTuning(Shown, SettingsTuning):
     """The best settings of a strategy without DDP's buckets (`perfmodel.tune`).
 
-    Drawn: the step of each choice that was simulated, the shortest first.
+    Drawn: the step of each choice that was simulated, the shortest first. The table has one row per
+    choice that was tried; settings that are the library's defaults are empty.
     """
 
     def _views(self) -> Views:
@@ -237,18 +243,13 @@ class StrategyTuning(Shown, SettingsTuning):
             tuned_settings.settings_html,
             tuned_settings.draw_trials,
             tuned_settings.settings_json,
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per choice that was tried; settings that are the library's defaults are empty."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                **{name: dict(trial.values).get(name) for name in self.fields},
-                **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
-            }
-            for trial in self.trials
+            lambda tuned: (
+                {
+                    **{name: dict(trial.values).get(name) for name in tuned.fields},
+                    **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
+                }
+                for trial in tuned.trials
+            ),
         )
 
 
@@ -285,7 +286,7 @@ class Plan(Shown, PlanResult):
         from perfmodel.report import plan
         from perfmodel.report.plan_figures import draw_time_against_cost
         from perfmodel.report.plan_text import headline
-        from perfmodel.studies.plan.export import to_json
+        from perfmodel.studies.plan.export import csv_rows, to_json
 
         return Views(
             f"Plan of {self.scenario}",
@@ -294,15 +295,8 @@ class Plan(Shown, PlanResult):
             plan.plan_html,
             draw_time_against_cost,
             to_json,
+            csv_rows,
         )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per option, with 80 % intervals."""
-        import pandas as pd
-
-        from perfmodel.studies.plan.export import csv_rows
-
-        return pd.DataFrame(csv_rows(self))
 
 
 class Sweep(Shown, SweepResult):
@@ -336,7 +330,7 @@ class AdviceResult(Shown, Advice):
 
     def _views(self) -> Views:
         from perfmodel.report import advice
-        from perfmodel.studies.advise.model import to_json
+        from perfmodel.studies.advise.model import advice_rows, to_json
 
         return Views(
             f"Advice on {self.scenario.name}",
@@ -345,15 +339,8 @@ class AdviceResult(Shown, Advice):
             advice.advice_html,
             advice.draw_gains,
             to_json,
+            advice_rows,
         )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per change, with the 80 % interval of its gain."""
-        import pandas as pd
-
-        from perfmodel.studies.advise.model import advice_rows
-
-        return pd.DataFrame(advice_rows(self))
 
 
 class Diagnoses(list["Diagnosis"]):

@@ -27,12 +27,10 @@ from perfmodel.units import MOST_NODES, MOST_PARTS
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.library.settings import LibrarySettings
+    from perfmodel.measure.job import Progress
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
 
-
-Progress = Callable[[int, int], None]
-"""Called with how many of how many pieces are done."""
 
 SHOW_PROGRESS_AFTER_S = 1.0
 

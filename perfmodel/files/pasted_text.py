@@ -121,6 +121,8 @@ _JIRA = re.compile(r"\{(?:code|noformat)(?::[^{}\n]{0,80})?\}")
 _IN_QUOTES = re.compile(r'\s*"((?:[^"\\]|\\.)*)",?\s*')
 _MOST_BEFORE = 6
 
+MOST_LINES = 1_500_000
+"""A log of NCCL_DEBUG=INFO of a thousand ranks has half a million."""
 LONGEST_LINE = 8000
 """Characters; a matrix of 72 GPUs has a tenth. What is longer is no line of a tool's table."""
 _RECORD_KEYS = ("log", "message", "msg", "textPayload", "line", "MESSAGE")

@@ -290,6 +290,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "strategy": {
         "batched_grad_copy": False,
         "process_group_gpus": None,
+        "distributed_optimizer": False,
         "join": False,
         "throw_on_early_termination": False,
         "joined_gpus": 0,

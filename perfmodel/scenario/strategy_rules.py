@@ -67,11 +67,18 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is",
         ),
         (
-            compute.optimizer in ("adafactor", "muon")
+            compute.optimizer in ("adafactor", "muon", "soap", "shampoo")
             and (not (strategy.updates_tensors and parts.parallel.is_plain)),
             "compute.optimizer",
             f"{compute.optimizer!r}, which updates whole matrices",
             f"an optimizer of elements with {kind}, or with parallel, where ranks have parts",
+        ),
+        (
+            getattr(getattr(strategy, "ddp", strategy), "distributed_optimizer", False)
+            and compute.optimizer not in ("muon", "soap", "shampoo"),
+            "compute.optimizer",
+            repr(compute.optimizer),
+            "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true",
         ),
         (
             strategy.keeps_masters and not compute.master_weights,

@@ -53,7 +53,6 @@ READ = frozenset(
 """Attributes that make a plan; others, of which nodes of some programs have many, are not held."""
 OPERATIONS: Mapping[int | None, str] = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
-_Work = Compute | Collective
 Kind = Literal["compute", "comm", "host", "copy"]
 KINDS = get_args(Kind)
 
@@ -231,7 +230,7 @@ class _Builder:
         counts: dict[str, int],
     ) -> Task:
         kind, stream = "compute", self._stream(node, rank)
-        work: _Work = Compute(_own_s(node, "perfmodel_s", node.duration_us * 1e-6))
+        work: Compute | Collective = Compute(_own_s(node, "perfmodel_s", node.duration_us * 1e-6))
         if node.kind not in HAVE_TIME:
             kind, work = "communication", self._collective(node, rank, counts)
         return Task(

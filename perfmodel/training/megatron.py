@@ -28,6 +28,7 @@ from perfmodel.scenario.strategies.sharded import (
 )
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.forward_backward import visit_segments
@@ -36,10 +37,6 @@ from perfmodel.training.sharding_step import ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES, Workload
-
-ALIGNED_START, ALIGNED_END, BUSBW_END = 64, 128, 2**16
-"""Elements: parameters begin, and buckets end, at multiples of these with a distributed optimizer;
-the last with `pad_buckets_for_high_nccl_busbw`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,11 @@ def _one_buffer(
     """Buckets of the buffer of some parameters."""
     aligned, divisor, least = 1, 1, options.bucket_elements(ranks)
     if options.use_distributed_optimizer:
-        busbw = BUSBW_END if options.pad_buckets_for_high_nccl_busbw else 1
-        aligned = ALIGNED_START
-        divisor = math.lcm(options.shard_ranks(ranks), ALIGNED_END, busbw)
+        busbw = (
+            fixed_in("megatron", "busbw_multiple") if options.pad_buckets_for_high_nccl_busbw else 1
+        )
+        aligned = fixed_in("megatron", "start_multiple")
+        divisor = math.lcm(options.shard_ranks(ranks), fixed_in("megatron", "end_multiple"), busbw)
     buckets: list[BufferBucket] = []
     starts: dict[int, int] = {}
     end, order = 0, sorted(trained, reverse=True)

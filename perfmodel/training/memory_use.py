@@ -34,6 +34,7 @@ from perfmodel.workload.memory.activations import (
 from perfmodel.workload.memory.blocks import Offload
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
+    first_share,
     optimizer_state_bytes,
     temporary_share,
 )
@@ -68,7 +69,7 @@ class Setup:
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
-    `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
+    `kept_share`: factor on what layers keep for backward (see `stored_bytes`).
     `recompute`: what backward runs forward of once more.
     `master_weights`: whether narrow parameters have fp32 copies and optimizer states.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
@@ -175,11 +176,16 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
     raise_faults(faults)
     workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
+    shares = getattr(setup.options, "distributed_optimizer", False)
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(
-            workload, setup.optimizer, master_weights=setup.master_weights
+            first_share(workload, setup.optimizer, setup.options.ranks_of_group(setup.ranks))
+            if shares
+            else workload,
+            setup.optimizer,
+            master_weights=setup.master_weights,
         ),
         activations_bytes=(most_beside(workload, activations) if grows else _most(activations)),
     )

@@ -25,8 +25,8 @@ from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.torch_modules.capture import Capture, capture
 from perfmodel.torch_modules.given_module import call_function
 from perfmodel.workload import build_model, load_workload
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times, step_s
+from tests.activations import activation_bytes
 from tests.docs.pages import DOCS, blocks
 from tests.torch_modules.small_modules import Branching, Decoder, ResNet18, real_step
 

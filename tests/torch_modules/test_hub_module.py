@@ -19,7 +19,7 @@ from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.given_module import hub_module
-from perfmodel.workload.memory.activations import activation_bytes
+from tests.activations import activation_bytes
 from tests.workload.saved.saved_tensors import CudaKernels, saved_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import Capture, capture
-from perfmodel.workload.memory.activations import activation_bytes
+from tests.activations import activation_bytes
 from tests.torch_modules.small_modules import Stack, real_step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

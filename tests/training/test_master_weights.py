@@ -7,11 +7,11 @@ from perfmodel.files import validate_document
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.load import load_scenario
 from perfmodel.training.memory_use import Setup, replicated
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.losses import loss_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.model_changes import chunk_loss
 from perfmodel.workload.zoo import build_model
+from tests.activations import activation_bytes
 
 MODEL = build_model("gpt2", dtype="bf16", sequence_length=64)
 

@@ -26,9 +26,9 @@ from perfmodel.training.memory_use import (
     unused_bytes,
 )
 from perfmodel.workload import Layer, ParameterTensor, Workload
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo import build_model
+from tests.activations import activation_bytes
 
 
 def setup_of(model: str = "resnet50", dtype: str = "fp32", **changed: Any) -> Setup:

@@ -16,7 +16,6 @@ from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_wo
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.float8_layers import Float8, float8_layers
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model_changes import (
     add_adapters,
@@ -26,6 +25,7 @@ from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import SHAPES
 from perfmodel.workload.zoo.llama import llama
+from tests.activations import activation_bytes
 
 TOKENS = 512
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -14,10 +14,10 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import load_workload
-from perfmodel.workload.memory import activation_bytes
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model, zoo_model, zoo_names
+from tests.activations import activation_bytes
 
 Writer = Callable[[Workload], Workload]
 

@@ -6,13 +6,9 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model
-from perfmodel.workload.memory import (
-    activation_bytes,
-    optimizer_bytes,
-    optimizer_launches,
-    optimizer_state_bytes,
-)
+from perfmodel.workload.memory import optimizer_bytes, optimizer_launches, optimizer_state_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_operations
+from tests.activations import activation_bytes
 
 
 def workload(numel=100, dtype="fp32", *, trained=True):

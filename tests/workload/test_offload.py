@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import Layer, LayerTimes, Workload, build_model
-from perfmodel.workload.memory.activations import activation_bytes, block_bytes
+from perfmodel.workload.memory.activations import block_bytes
 from perfmodel.workload.memory.blocks import add_offload
 from perfmodel.workload.memory.recompute import Recompute
+from tests.activations import activation_bytes
 
 
 def model(blocks: int) -> Workload:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -14,16 +15,28 @@ from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import build_model, roofline
+from perfmodel.workload.kernels.device import KernelConstants, kernel_constants, make_device
+from perfmodel.workload.kernels.kernel_times import product_s
+from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.memory import (
     optimizer_bytes,
     optimizer_launches,
     optimizer_state_bytes,
     optimizer_states,
 )
-from perfmodel.workload.memory.optimizer_states import optimizer_unhidden_s
+from perfmodel.workload.memory.optimizer_states import (
+    first_share,
+    gathered_matrices,
+    optimizer_unhidden_s,
+    shares_of_step,
+)
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 
-VIEWS = ("permute", "view", "unsqueeze", "detach", "lift_fresh", "_local_scalar_dense")
+VIEWS = (
+    *("permute", "view", "unsqueeze", "detach", "lift_fresh", "_local_scalar_dense"),
+    *("t", "transpose", "_unsafe_view", "expand", "split", "slice", "select", "alias"),
+    *("split_with_sizes", "diagonal", "squeeze", "movedim", "reshape"),
+)
 
 
 def model(*shapes: tuple[int, ...], of_experts: bool = False) -> Workload:
@@ -45,15 +58,19 @@ class Recorded:
     products: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def record(make: Callable[[Any], Any], *shapes: tuple[int, ...]) -> Recorded:
+def record(make: Callable[[Any], Any], *shapes: tuple[int, ...], steps: int = 2) -> list[Recorded]:
+    """Return what each step but the first does, which makes the states."""
     torch = pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten
 
-    found = Recorded()
+    found, seen = Recorded(), list[Recorded]()
 
     def tensors(tree: Any) -> list[Any]:
-        return [x for x in tree_flatten(tree)[0] if isinstance(x, torch.Tensor)]
+        """Return tensors of a nest, and of objects of the library in it."""
+        leaves = tree_flatten(tree)[0]
+        inside = [tensors(list(vars(x).values())) for x in leaves if type(x).__name__ in KEEPING]
+        return [*(x for x in leaves if isinstance(x, torch.Tensor)), *chain.from_iterable(inside)]
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None):
@@ -78,21 +95,26 @@ def record(make: Callable[[Any], Any], *shapes: tuple[int, ...]) -> Recorded:
 
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     optimizer = make(parameters)
-    for _ in range(2):  # the first step makes the states
+    for _ in range(steps):
         for each in parameters:
             each.grad = torch.randn_like(each)
         found = Recorded()
         with Recorder():
             optimizer.step()
-    states = [state for each in parameters for state in tensors(optimizer.state[each])]
-    found.states_bytes = sum(state.numel() * state.element_size() for state in states)
-    return found
+        seen.append(found)
+    states = [state for each in parameters for state in tensors(dict(optimizer.state[each]))]
+    seen[-1].states_bytes = sum(state.numel() * state.element_size() for state in states)
+    return seen[1:]
 
 
-def flops_of(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> float:
+KEEPING = ("PreConditioner", "SGDGraft")
+"""Classes of pytorch_optimizer whose objects hold states."""
+
+
+def flops_of(workload: Workload, monkeypatch: pytest.MonkeyPatch, optimizer: str = "muon") -> float:
     with monkeypatch.context() as patched:
         patched.setattr(optimizer_states, "product_s", lambda product, _: product.flops)
-        return optimizer_unhidden_s(workload, "muon", load_gpu("h100-sxm5-80gb"))
+        return optimizer_unhidden_s(workload, optimizer, load_gpu("h100-sxm5-80gb"))
 
 
 def test_muon_makes_the_calls_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +122,7 @@ def test_muon_makes_the_calls_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
     shapes = (256, 512), (512, 256), (384, 384)
-    made, ours = record(torch.optim.Muon, *shapes), model(*shapes)
+    (made,), ours = record(torch.optim.Muon, *shapes), model(*shapes)
     assert optimizer_launches(ours, "muon") == made.kernels
     assert optimizer_bytes(ours, "muon") == pytest.approx(made.nbytes, rel=1e-3)
     assert optimizer_state_bytes(ours, "muon") == made.states_bytes
@@ -111,13 +133,89 @@ def test_adafactor_makes_the_calls_of_transformers() -> None:
     pytest.importorskip("torch")
     adafactor = pytest.importorskip("transformers.optimization").Adafactor
     for shape in ((512, 1024), (4096,)):
-        made = record(
+        (made,) = record(
             lambda p: adafactor(p, lr=1e-3, scale_parameter=False, relative_step=False), shape
         )
         assert optimizer_launches(model(shape), "adafactor") == made.kernels
         assert optimizer_bytes(model(shape), "adafactor") == pytest.approx(made.nbytes, rel=0.01)
         rms_bytes = 4
         assert optimizer_state_bytes(model(shape), "adafactor") == made.states_bytes - rms_bytes
+
+
+# pytorch_optimizer 4.1.0 on a CPU, SOAP with its defaults, ScalableShampoo in blocks of 1024:
+# kernels of a step without refresh, operations of its products, bytes beside products (mean of ten
+# steps, one of which refreshes SOAP's eigenvectors), bytes of states
+RECORDED = {
+    ("soap", (256, 512)): (18, 805306368, 15810048.0, 3670016),
+    ("soap", (1024, 1024)): (18, 17179869184, 118286745.6, 25165824),
+    ("soap", (20000, 64)): (13, 655360000, 103488128.0, 10272768),
+    ("soap", (4096,)): (8, 0, 327680.0, 32768),
+    ("shampoo", (256, 512)): (22, 402653184, 20185120.0, 3670016),
+    ("shampoo", (600, 2048)): (31, 7982284800, 193968672.0, 32367616),
+    ("shampoo", (4096,)): (14, 0, 426016.0, 32768),
+}
+
+
+def of_library(optimizer: str, library: Any) -> Callable[[Any], Any]:
+    if optimizer == "soap":
+        return library.SOAP
+    options = {"shape_interpretation": False, "no_preconditioning_for_layers_with_dim_gt": 10**9}
+    return lambda p: library.ScalableShampoo(p, block_size=1024, **options)
+
+
+@pytest.mark.parametrize(("optimizer", "shape"), RECORDED)
+def test_recorded_numbers_are_those_of_pytorch_optimizer(
+    optimizer: str, shape: tuple[int, ...]
+) -> None:
+    library = pytest.importorskip("pytorch_optimizer")
+    made = record(of_library(optimizer, library), shape, steps=11)
+    nbytes = sum(step.nbytes for step in made) / 10
+    recorded = (made[0].kernels, made[0].flops, pytest.approx(nbytes), made[-1].states_bytes)
+    assert recorded == RECORDED[optimizer, shape]
+
+
+@pytest.mark.parametrize(("optimizer", "shape"), RECORDED)
+def test_factors_take_what_pytorch_optimizer_takes(
+    optimizer: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, flops, nbytes, states_bytes = RECORDED[optimizer, shape]
+    ours, kind = model(shape), kernel_constants().optimizer(optimizer)
+    is_cut = optimizer == "shampoo" and max(shape) > 1024 and len(shape) > 1
+    joined = is_cut  # a kernel joins the blocks, and goes over them twice
+    assert optimizer_launches(ours, optimizer) == kernels - joined
+    moved_bytes = nbytes - joined * 2 * 4 * prod(shape)
+    assert optimizer_bytes(ours, optimizer) == pytest.approx(moved_bytes, rel=0.01)
+    assert optimizer_state_bytes(ours, optimizer) == states_bytes
+    lasting = replace(kind, factors=replace(kind.factors, refresh_products=0, column_s=0.0))
+    monkeypatch.setattr(KernelConstants, "optimizer", lambda *_: lasting)
+    assert flops_of(ours, monkeypatch, optimizer) == flops
+
+
+# torch.linalg.qr of fp32 with cuSOLVER (flagos-ai/FlagGems, pull request 5586)
+@pytest.mark.parametrize(("side", "taken_ms"), [(512, 1.836), (1024, 4.433), (4096, 31.295)])
+def test_each_tenth_step_factorises_as_fast_as_cusolver(
+    side: int, taken_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, factors = load_gpu("h20-sxm5-96gb"), kernel_constants().optimizer("soap").factors
+    of_products_s = product_s(MatrixProduct(side, side, side), make_device(gpu, "fp32", 4))
+    monkeypatch.setattr(optimizer_states, "product_s", lambda *_: 0.0)
+    columns_s = 10 * optimizer_unhidden_s(model((side, side)), "soap", gpu) / 2
+    multiplied = 1  # the statistic with the eigenvectors, before
+    predicted_s = (factors.refresh_products - multiplied) * of_products_s + columns_s
+    assert predicted_s == pytest.approx(taken_ms / 1e3, rel=0.2)
+
+
+def test_newton_iterations_reach_one_from_the_ridge() -> None:
+    """An eigenvalue x is x ((1 + 1/p) - x/p)^p after an iteration for the p-th root."""
+    root, ridge, iterations = 4, 1e-6, 0
+    x = ridge * (1 + root) / 2
+    while abs(x - 1) > 1e-3:
+        x *= ((1 + 1 / root) - x / root) ** root
+        iterations += 1
+    products = iterations * (2 + 1 + 1)  # the fourth power, with M, with the root
+    assert kernel_constants().optimizer("shampoo").factors.refresh_products == pytest.approx(
+        products, abs=8
+    )
 
 
 # bitsandbytes 0.50 on a CPU: two states of a byte an element, and a scale of 256 of them; as wide
@@ -158,12 +256,13 @@ def test_muon_takes_bf16() -> None:
 @pytest.mark.parametrize(
     "changed", ["strategy={kind: fsdp}", "strategy={kind: zero}", "parallel={tensor: 2}"]
 )
-def test_whole_matrices_are_wanted(changed: str) -> None:
-    with pytest.raises(InputError, match=r"'muon', which updates whole matrices"):
-        load_scenario("resnet50-dgx-a100", ["compute.optimizer=muon", changed])
+@pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo"])
+def test_whole_matrices_are_wanted(changed: str, optimizer: str) -> None:
+    with pytest.raises(InputError, match=f"'{optimizer}', which updates whole matrices"):
+        load_scenario("resnet50-dgx-a100", [f"compute.optimizer={optimizer}", changed])
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit", "soap", "shampoo"])
 def test_what_runs_tensor_by_tensor_is_not_fused(optimizer: str) -> None:
     changes = [f"compute.optimizer={optimizer}", "compute.optimizer_kernels=fused"]
     with pytest.raises(InputError, match="no 'optimizer_kernels: fused'"):
@@ -189,3 +288,43 @@ def test_shards_have_states_of_8_bits() -> None:
 
     share = states_bytes("adamw-8bit") / states_bytes("adamw")
     assert share == pytest.approx((1 + 4 / 256) / 4, rel=1e-3)
+
+
+# pytorch_optimizer 4.1.0, DistributedMuon over gloo on a CPU, matrices sorted by size as Keller
+# Jordan's Muon sorts them: bytes of each gather, and of the states of the first rank
+SHARED = ((64, 16), (16, 64), (64, 16), (48, 16), (16, 16), (16, 64), (64, 64), (64,))
+GATHERED = {
+    2: ([20480, 7168, 8192, 2048], 26112),
+    3: ([24576, 11264, 3072], 20992),
+    4: ([27648, 10240], 20992),
+}
+
+
+@pytest.mark.parametrize("ranks", GATHERED)
+def test_the_first_rank_has_the_largest_of_each_gather(ranks: int) -> None:
+    shared, (gathers, states_bytes) = model(*SHARED), GATHERED[ranks]
+    lists = gathered_matrices(shared, "muon", ranks)
+    sent = [[prod(shared.tensors[i].shape) * 4 for i in each] for each in lists]
+    assert [sum(each) + (ranks - len(each)) * each[-1] for each in sent] == gathers
+    assert optimizer_state_bytes(first_share(shared, "muon", ranks), "muon") == states_bytes
+
+
+def test_one_rank_shares_nothing() -> None:
+    gpt2, gpu = build_model("gpt2"), load_gpu("h100-sxm5-80gb")
+    assert first_share(gpt2, "muon", 1).ready_order == gpt2.ready_order
+    assert shares_of_step(gpt2, "muon", 1, gpu) == (1.0, 1.0)
+
+
+def test_a_rank_of_many_has_the_largest_matrix_alone() -> None:
+    """And all that AdamW updates, which nobody shares."""
+    gpt2, largest = build_model("gpt2"), 4 * 768**2
+    others = 124439808 - 12 * 12 * 768**2
+    assert optimizer_state_bytes(first_share(gpt2, "muon", 48), "muon") == 4 * largest + 8 * others
+
+
+def test_a_rank_of_eight_makes_products_of_six_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of m^3: a round takes 18 of m x 4m, 14 of m x 3m and 6 of m x m."""
+    gpt2 = build_model("gpt2")
+    own, all_ranks = 18 + 18 + 18 + 14 + 14 + 6, 12 * (18 + 18 + 14 + 6)
+    made = flops_of(first_share(gpt2, "muon", 8), monkeypatch) / flops_of(gpt2, monkeypatch)
+    assert made == pytest.approx(own / all_ranks)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import LayerTimes, Workload, build_model, layer_times
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
+from tests.activations import activation_bytes
 
 FULL, SELECTIVE = Recompute("full"), Recompute("selective")
 

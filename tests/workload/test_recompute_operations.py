@@ -4,12 +4,13 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.memory.activations import activation_bytes, stored_bytes
+from perfmodel.workload.memory.activations import stored_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute, kept_results
 from perfmodel.workload.model import scale_times
 from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
+from tests.activations import activation_bytes
 
 OPERATIONS, FULL = Recompute("operations"), Recompute("full")
 MODELS = ("llama3.2-1b", "gpt2", "gemma2-2b", "t5-small")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import build_model, layer_times, load_workload
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.memory.recompute import Recompute, input_elements
 from perfmodel.workload.model import Layer, Workload
@@ -21,6 +20,7 @@ from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
+from tests.activations import activation_bytes
 from tests.theory import sent_share
 
 TOKENS, WIDTH, HEADS = 256, 128, 16

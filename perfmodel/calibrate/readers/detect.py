@@ -30,6 +30,7 @@ from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.files import plain as plain_values
 from perfmodel.files.pasted_text import (
+    MOST_LINES,
     PRINTED,
     PRINTED_PYTHON,
     clean_characters,
@@ -44,9 +45,6 @@ KNOWN = (
     "what 'perfmodel measure', nccl-tests (text, -J), rccl-tests (text, -Z json), nvbandwidth "
     "(text, --json) or p2pBandwidthLatencyTest wrote"
 )
-
-MOST_LINES = 1_500_000
-"""A log of NCCL_DEBUG=INFO of a thousand ranks has half a million."""
 
 LARGEST_JSON = 8 * 2**20
 """Characters: nccl-tests on ten thousand ranks writes a quarter of this. In memory it is larger."""

@@ -244,12 +244,23 @@ class ComputeSection(Section):
         "of which a step waits for; default: 0.015, and 0 for processes on CPUs",
     )
     optimizer: Literal[
-        "sgd", "sgd-momentum", "adam", "adamw", "lion", "lamb", "adamw-8bit", "adafactor", "muon"
+        "sgd",
+        "sgd-momentum",
+        "adam",
+        "adamw",
+        "lion",
+        "lamb",
+        "adamw-8bit",
+        "adafactor",
+        "muon",
+        "soap",
+        "shampoo",
     ] = Field(
         default="sgd-momentum",
         description="'adamw-8bit' (bitsandbytes: a byte for each state), 'adafactor' "
-        "(transformers) and 'muon' (torch.optim: matrices of blocks; the rest by AdamW) run tensor "
-        "by tensor, whatever optimizer_kernels says of others",
+        "(transformers), 'muon' (torch.optim: matrices of blocks; the rest by AdamW), 'soap' (its "
+        "authors': new eigenvectors each 10 steps) and 'shampoo' (blocks of 1024, new roots each "
+        "100 steps) run tensor by tensor, whatever optimizer_kernels says of others",
     )
     optimizer_kernels: Literal["foreach", "fused", "for-loop"] = Field(
         default="foreach",
@@ -322,7 +333,8 @@ class ComputeSection(Section):
                 for name in ("channels_last", "compiled")
             ),
             (
-                self.optimizer in ("adafactor", "adamw-8bit") and self.optimizer_kernels == "fused",
+                self.optimizer in ("adafactor", "adamw-8bit", "soap", "shampoo")
+                and self.optimizer_kernels == "fused",
                 f"no 'optimizer_kernels: fused' with {self.optimizer!r}, run tensor by tensor",
             ),
             (self.fp8 is not None and not in_fp8, "'fp8' with 'precision: fp8' alone"),

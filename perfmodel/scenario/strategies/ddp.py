@@ -174,6 +174,11 @@ class DdpStrategy(StrategyModel):
     mixed_precision: MixedPrecisionSection | None = Field(
         default=None, description="layers run with cast copies of the parameters"
     )
+    distributed_optimizer: Switch = Field(
+        default=False,
+        description="each GPU updates its share of the matrices and gathers the others, as Muon's "
+        "authors have it: with compute.optimizer 'muon', 'soap' or 'shampoo'",
+    )
 
     def _rules(self) -> Rules:
         looks = self.find_unused_parameters and not self.static_graph
@@ -191,6 +196,10 @@ class DdpStrategy(StrategyModel):
                 ),
             ),
             (self.joined_gpus and not self.join, "'join: true' with 'joined_gpus'"),
+            (
+                self.join and self.distributed_optimizer,
+                "'join' or 'distributed_optimizer', not both: who has no inputs gathers nothing",
+            ),
             (
                 self.throw_on_early_termination and (self.joined_gpus or not self.join),
                 (

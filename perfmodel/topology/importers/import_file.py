@@ -12,6 +12,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.files.pasted_text import (
+    MOST_LINES,
     PRINTED,
     PRINTED_PYTHON,
     clean_characters,
@@ -27,11 +28,6 @@ from perfmodel.topology.importers.nccl_topology import read_nccl
 from perfmodel.topology.importers.safe_xml import Element, parse_xml
 from perfmodel.topology.importers.topo_matrix import is_cell, read_matrix
 from perfmodel.topology.templates.spec import device_names
-
-LARGEST_BYTES = 64 * 2**20
-"""An ibnetdiscover file of 10,000 ports has 3 MB; nothing that is read here is larger than this."""
-
-MOST_LINES = 1_500_000
 
 WANTED = "an NCCL topology XML, the text of `nvidia-smi topo -m` or of `ibnetdiscover`"
 
@@ -137,7 +133,7 @@ def read_content(path: Path) -> str:
     Raises `InputError`: unreadable, empty, too large, packed or binary.
     """
     try:
-        text = clean_characters(read_pasted_text(path, LARGEST_BYTES))
+        text = clean_characters(read_pasted_text(path))
     except InputError as error:
         raise _refusal(error.faults[0].found, str(path)) from None
     refuse_if(not text.strip(), "file", "nothing: the file is empty", WANTED, str(path))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from perfmodel.errors import Fault, failed, raise_faults, refuse_if
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.workload.model import ParameterTensor, Workload
 
 Iteration = Literal["first", "steady"]
@@ -34,8 +35,6 @@ _SCALAR_TYPES = {
     "fp8": 24,
 }
 """Numbers of torch's dtypes (c10/core/ScalarType.h; fp8 is Float8_e4m3fn)."""
-_CUDA_DEVICE_TYPE = 1
-"""Number of CUDA devices among torch's types of devices (c10/core/DeviceType.h)."""
 _SLOTS = (13, 29, 59, 127)
 """Slots of a libstdc++ hash map as it grows (``_Prime_rehash_policy``)."""
 
@@ -136,7 +135,7 @@ def _inserted(listed: list[_Key], keys: Iterable[_Key], slots: int) -> list[_Key
 
 def _hash(key: _Key) -> int:
     """Hash of a bucket's dtype and CUDA device (``BucketKey::hash``; c10/util/hash.h, Device.h)."""
-    seed = _CUDA_DEVICE_TYPE << 16 | key[1]
+    seed = fixed_in("torch", "cuda_device_type") << 16 | key[1]
     return seed ^ (_SCALAR_TYPES[key[0]] + 0x9E3779B9 + (seed << 6) + (seed >> 2))
 
 

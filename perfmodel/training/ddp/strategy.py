@@ -7,7 +7,7 @@ each rank broadcasts its parameters, one by one or in one buffer, and all wait f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from perfmodel.scenario.strategies.ddp import (
@@ -22,8 +22,9 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.plan.builder import GROUP, RANKS, TaskList
-from perfmodel.training.plan.step_plan import Compute, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.memory.optimizer_states import gathered_matrices, shares_of_step
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 
@@ -113,6 +114,69 @@ def _gradients_in_backward(
             launched += 1
 
 
+# ---------------------------------------------------------------- what ranks share
+
+
+def shared_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
+    """Return one step of DDP, whose ranks may share matrices out.
+
+    Each rank updates one matrix of a list; then all gather them, and the next list follows. Updates
+    and gathers wait for each other, so that here all updates come first.
+
+    Raises as `ddp_plan`.
+    """
+    if request.ranks == 1 or not options.distributed_optimizer:
+        return ddp_plan(request, options)
+    ranks = options.ranks_of_group(request.ranks)
+    assert request.gpu is not None
+    own_s, operations = shares_of_step(request.workload, request.optimizer, ranks, request.gpu)
+    times = replace(
+        request.times,
+        optimizer_s=own_s * request.times.optimizer_s,
+        optimizer_kernels=round(operations * request.times.optimizer_kernels),
+    )
+    return _exchanging_plan(replace(request, times=times), options, _gathers(request, ranks))
+
+
+def _gathers(request: StepRequest, ranks: int) -> Iterator[tuple[str, Collective]]:
+    """Gather the matrices of a list, which is filled up with as large ones as its last."""
+    tensors = request.workload.tensors
+    for shared in gathered_matrices(request.workload, request.optimizer, ranks):
+        members = [tensors[i] for i in (*shared, *shared[-1:] * (ranks - len(shared)))]
+        name = f"{members[0].name} and {len(shared) - 1} more"
+        yield (
+            name,
+            Collective(
+                "all_gather",
+                sum(each.nbytes for each in members),
+                GROUP,
+                name,
+                dtype=members[0].dtype,
+            ),
+        )
+
+
+def _exchanging_plan(
+    request: StepRequest, options: DdpOptions, calls: Iterable[tuple[str, Collective]]
+) -> StepPlan:
+    """Return one step of DDP at whose end ranks exchange what each has updated, call by call."""
+    plan = ddp_plan(request, options)
+    end = max(i for task in plan.tasks for i in task.after_previous)
+    tasks, last = TaskList.of(request), end
+    tasks.tasks = list(plan.tasks)
+    for name, call in calls:
+        issued = tasks.issue(f"{call.op} {name}", 1, RANKS)
+        after = tuple(dict.fromkeys((*issued, end)))
+        last = tasks.add(Task(f"{call.op} {name}", "communication", RANKS, "comm", call, after))
+    return replace(
+        plan,
+        tasks=tuple(
+            replace(task, after_previous=(last,)) if task.after_previous == (end,) else task
+            for task in tasks.tasks
+        ),
+    )
+
+
 # ---------------------------------------------------------------- the row
 
 
@@ -149,6 +213,13 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             ),
         ),
         (
+            options.distributed_optimizer,
+            (
+                "GPUs share matrices out as Keller Jordan's Muon does, the largest first, in turn; "
+                "all updates come before the first gather here."
+            ),
+        ),
+        (
             options.joined_gpus,
             (
                 f"{options.joined_gpus} GPUs have run out of inputs: they reduce zeros, and their "
@@ -168,7 +239,7 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
 
 DDP = Strategy(
     "DistributedDataParallel",
-    ddp_plan,
+    shared_plan,
     ddp_memory,
     ddp_buckets,
     remarks=_remarks,
@@ -206,30 +277,15 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) 
     Raises `InputError`: a bad ready order.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    plan = ddp_plan(request, ddp_options(options.ddp))
+    wrapped = ddp_options(options.ddp)
     if request.ranks == 1:
-        return plan
-    ranks = next(len(each.groups[0]) for each in plan.communicators if each.name == GROUP)
+        return ddp_plan(request, wrapped)
     trained = [request.workload.tensors[index] for index in sorted(request.workload.ready_order)]
-    owned = partition_parameters(trained, ranks)
-    place = next(i for i, task in enumerate(plan.tasks) if task.kind == "optimizer")
-    end = max(i for task in plan.tasks for i in task.after_previous)
-    tasks = TaskList.of(request)
-    tasks.tasks = list(plan.tasks)
-    update = tasks.tasks[place]
-    assert isinstance(update.work, Compute)
-    tasks.tasks[place] = replace(
-        update, work=Compute(update.work.duration_s * _fullest_share(trained, owned))
-    )
-    follows = (_add_broadcasts(tasks, trained, owned, options, end),)
-    return replace(
-        plan,
-        name=f"ZeroRedundancyOptimizer, {plan.name}",
-        tasks=tuple(
-            replace(task, after_previous=follows) if task.after_previous == (end,) else task
-            for task in tasks.tasks
-        ),
-    )
+    owned = partition_parameters(trained, wrapped.ranks_of_group(request.ranks))
+    update_s = request.times.optimizer_s * _fullest_share(trained, owned)
+    request = replace(request, times=replace(request.times, optimizer_s=update_s))
+    plan = _exchanging_plan(request, wrapped, _broadcasts(trained, owned, options))
+    return replace(plan, name=f"ZeroRedundancyOptimizer, {plan.name}")
 
 
 def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[int]]) -> float:
@@ -238,15 +294,12 @@ def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[
     )
 
 
-def _add_broadcasts(
-    tasks: TaskList,
+def _broadcasts(
     tensors: Sequence[ParameterTensor],
     owned: Sequence[Sequence[int]],
     options: ZeroRedundancyStrategy,
-    end: int,
-) -> int:
-    """Broadcast the parameters of one rank after the other; return the last task."""
-    last = end
+) -> Iterator[tuple[str, Collective]]:
+    """Broadcast the parameters of one rank after the other."""
     for rank, places in enumerate(owned):
         views = options.parameters_as_bucket_view
         for group in [places] if views else [(place,) for place in places]:
@@ -254,19 +307,7 @@ def _add_broadcasts(
             name = f"parameters of rank {rank}" if views else members[0].name
             dtype = members[0].dtype if members else "fp32"
             nbytes = sum(each.nbytes for each in members) or 4  # an empty buffer holds one element
-            issued = tasks.issue(f"broadcast {name}", 1, RANKS)
-            last = tasks.collective(
-                f"broadcast {name}",
-                "broadcast",
-                nbytes,
-                RANKS,
-                communicator=GROUP,
-                key=f"updated {name}",
-                after=dict.fromkeys((*issued, end)),
-                dtype=dtype,
-                root=rank,
-            )
-    return last
+            yield name, Collective("broadcast", nbytes, GROUP, f"updated {name}", rank, dtype)
 
 
 def zero_redundancy_memory(setup: Setup) -> MemoryUse:
@@ -276,8 +317,7 @@ def zero_redundancy_memory(setup: Setup) -> MemoryUse:
     """
     options: ZeroRedundancyStrategy = setup.options
     use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
-    trained = [setup.workload.tensors[index] for index in sorted(setup.workload.ready_order)]
-    share = _fullest_share(trained, partition_parameters(trained, setup.ranks))
+    share = _fullest_share(setup.trained, partition_parameters(setup.trained, setup.ranks))
     return replace(use, optimizer_bytes=use.optimizer_bytes * share)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.memory_use import AMAXES_PER_MODULE
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import (
@@ -29,8 +30,6 @@ from perfmodel.workload.kernels.shapes import WIDE_BYTES
 
 AMAXES = "greatest values"
 """Communicator of all ranks, and its stream."""
-AGREEMENT_KERNELS = 3
-"""Values are joined, all-reduced, and turned into scales."""
 
 
 def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) -> StepPlan:
@@ -85,7 +84,13 @@ def _add_agreement(
     """
     end = added.tasks[last]
     name, rank_class, micro_batch = f"{AMAXES} of {end.kind}", end.rank_class, end.micro_batch
-    waits = (last, *added.issue(name, AGREEMENT_KERNELS, rank_class, micro_batch=micro_batch))
+    issued = added.issue(
+        name,
+        fixed_in("transformer_engine", "agreement_kernels"),
+        rank_class,
+        micro_batch=micro_batch,
+    )
+    waits = (last, *issued)
     if key is not None:
         sent = added.collective(
             name,

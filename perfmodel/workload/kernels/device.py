@@ -119,6 +119,32 @@ class NormConstants:
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """Square matrices that an optimizer keeps for the sides of a tensor (Kronecker factors).
+
+    Each side has two: the mean of the tensor's products with itself, one a step, and what is made
+    of it now and then.
+
+    `projections`: products of each step with what is made of the mean.
+    `passes`, `kernels`: over a matrix beside the products, and of a side, with them.
+    `operations`: operations alone that take the host as long as a side.
+    `refresh_products`: products of two such matrices, each `refresh_steps` steps, that take as long
+        as making anew what is made of the mean; `column_s`: what each column adds; seconds.
+    `longest`: side that has them; `cuts`: whether longer ones are cut into blocks.
+    """
+
+    projections: int = 0
+    passes: float = 0.0
+    kernels: int = 0
+    operations: int = 0
+    refresh_products: int = 0
+    refresh_steps: int = 1
+    column_s: float = 0.0
+    longest: int = 0
+    cuts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerKind:
     """An optimizer's fp32 state per parameter element, and its kernels.
 
@@ -136,6 +162,7 @@ class OptimizerKind:
     `state_item_bytes`: of an element of state, in tensors of `narrow_from` elements or more.
     `edges`: states of a mean for each row and column.
     `rounds`: of products of Newton and Schulz, which make a matrix orthogonal.
+    `factors`: of the sides of what is no vector.
     `matrices`: how matrices are updated, where that is another way; with rounds, those of blocks.
     """
 
@@ -155,6 +182,7 @@ class OptimizerKind:
     narrow_from: int = 0
     edges: int = 0
     rounds: int = 0
+    factors: Factors = Factors()
     matrices: OptimizerKind | None = None
 
     def item_bytes(self, elements: int, wide_bytes: int = 4) -> float:
@@ -259,8 +287,14 @@ def kernel_constants() -> KernelConstants:
     )
 
 
-def _optimizer(matrices: Mapping[str, Any] | None = None, **own: Any) -> OptimizerKind:
-    return OptimizerKind(**own, matrices=None if matrices is None else OptimizerKind(**matrices))
+def _optimizer(
+    matrices: Mapping[str, Any] | None = None, factors: Mapping[str, Any] | None = None, **own: Any
+) -> OptimizerKind:
+    return OptimizerKind(
+        **own,
+        factors=Factors(**factors or {}),
+        matrices=None if matrices is None else OptimizerKind(**matrices),
+    )
 
 
 @dataclass(frozen=True, slots=True)

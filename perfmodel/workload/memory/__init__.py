@@ -1,6 +1,6 @@
 """Device memory of activations and optimizer states, and what recomputation trades for it."""
 
-from perfmodel.workload.memory.activations import activation_bytes, cast_weights
+from perfmodel.workload.memory.activations import cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
@@ -13,7 +13,6 @@ __all__ = [
     "NO_RECOMPUTE",
     "OptimizerKernels",
     "Recompute",
-    "activation_bytes",
     "add_recompute",
     "cast_weights",
     "optimizer_bytes",

@@ -139,46 +139,6 @@ class _Keeping:
         return self.batch * self.stream_bytes(layer) * input_elements(layer)
 
 
-def activation_bytes(
-    workload: Workload,
-    batch: int,
-    precision: str,
-    *,
-    fused_attention: bool = True,
-    kept_share: float = 1.0,
-    recompute: Recompute = NO_RECOMPUTE,
-    held_dtype: str | None = None,
-    offload: Offload = "none",
-    compiled: bool = False,
-    narrow: NarrowInputs = NO_NARROW_INPUTS,
-) -> float:
-    """Bytes that forward keeps for backward: activations, and weights cast by autocast.
-
-    Of recomputed blocks their inputs are kept, and while one is in hand what it would have kept.
-
-    `batch`: samples of one micro-batch.
-    `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
-    `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
-    `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
-    `held_dtype`: of the parameters that layers run with, where it is not their own.
-    `offload`: blocks wait for backward in the memory of the host.
-    `compiled`: a compiler decides what is kept.
-    `narrow`: what layers that run in fp8 keep.
-    Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
-    """
-    keeping = _keeping(
-        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
-    )
-    check_recompute(workload, recompute)
-    check_offload(workload, offload)
-    each, hands, casts = _kept_bytes(workload, keeping, recompute)
-    kept_total = sum(each) + max(hands, default=0.0) + sum(casts)
-    if offload == "none":
-        return kept_total
-    blocks = _by_block(workload, each)
-    return kept_total - sum(blocks) + held_bytes(blocks, offload)
-
-
 def block_bytes(
     workload: Workload,
     batch: int,
@@ -190,7 +150,7 @@ def block_bytes(
     compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> list[float]:
-    """Bytes that each repeated block keeps, as in `activation_bytes`."""
+    """Bytes that each repeated block keeps, as in `stored_bytes`."""
     keeping = _keeping(
         workload, batch, precision, fused_attention, 1.0, held_dtype, compiled, narrow
     )
@@ -210,10 +170,19 @@ def stored_bytes(
     compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> float:
-    """Bytes that a micro-batch keeps on the device while others run, as in `activation_bytes`.
+    """Bytes that a micro-batch keeps for backward on the device while others run.
 
     Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
     the host.
+
+    `batch`: samples of the micro-batch.
+    `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
+    `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
+    `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
+    `offload`: blocks wait for backward in the memory of the host.
+    `compiled`: a compiler decides what is kept.
+    `narrow`: what layers that run in fp8 keep.
     """
     each = _kept_bytes(
         workload,
@@ -274,7 +243,7 @@ def backward_bytes(
     compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> BackwardBytes:
-    """Activations at each layer's backward, as in `activation_bytes` with the loss.
+    """Activations at each layer's backward, counted as in `stored_bytes`, with the loss.
 
     A layer's backward holds what it and those before it kept; in a recomputed block, all of it; in
     that of the logits, their gradient instead of what the loss kept; and gradients: of its result

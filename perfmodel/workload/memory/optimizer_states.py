@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, product
 from math import prod
 from typing import Literal
 
 from perfmodel.errors import refuse_if
 from perfmodel.memo import grouped
 from perfmodel.topology.model import Gpu, fp32_peak
-from perfmodel.workload.kernels.device import OptimizerKind, kernel_constants, make_device
+from perfmodel.workload.kernels.device import (
+    Factors,
+    OptimizerKind,
+    kernel_constants,
+    make_device,
+)
 from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
@@ -20,9 +27,6 @@ OptimizerKernels = Literal["foreach", "fused", "for-loop"]
 """How an optimizer runs: an operation at a time on all tensors (PyTorch's default from 2.0 on), all
 of it in one pass (``fused=True``, Apex, DeepSpeed), or tensor by tensor (PyTorch before 2.0)."""
 
-PRODUCTS_OF_ROUND = 3
-"""Of Newton and Schulz."""
-
 
 def optimizer_state_bytes(
     workload: Workload, optimizer: str, *, master_weights: bool = True
@@ -30,13 +34,15 @@ def optimizer_state_bytes(
     """Bytes of the optimizer's state over all trained parameters.
 
     fp32 states per element (momentum 1, Adam 2), and fp32 master weights where parameters are
-    narrower (Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1: K = 12 for Adam).
+    narrower (Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1: K = 12 for Adam); and the
+    factors of its sides (Gupta et al. 2018, arXiv 1802.09568).
 
     `master_weights`: False: states of the parameters' own dtype and no copies, as torch.optim has.
     """
     return round(
         sum(
             _states_bytes(tensor, kind, wide)
+            + 2 * wide * _factor_elements(tensor, kind)
             + wide * tensor.numel * (wide > ITEM_BYTES[tensor.dtype])
             for tensor, kind, wide in _updates(workload, optimizer, master_weights)
         )
@@ -63,43 +69,121 @@ def _is_matrix(tensor: ParameterTensor, kind: OptimizerKind) -> bool:
     return len(tensor.shape) > 1 and (kind.rounds == 0 or block_of(tensor.name) is not None)
 
 
+def gathered_matrices(workload: Workload, optimizer: str, ranks: int) -> list[list[int]]:
+    """Matrices that so many ranks share out, those of a list one each, the largest first.
+
+    Source: ``step`` of Muon in muon.py of KellerJordan/Muon.
+    """
+    kind, tensors = kernel_constants().optimizer(optimizer), workload.tensors
+    matrices = sorted(
+        (i for i in workload.ready_order if _is_matrix(tensors[i], kind.matrices or kind)),
+        key=lambda i: tensors[i].shape,
+        reverse=True,
+    )
+    return [matrices[at : at + ranks] for at in range(0, len(matrices), ranks)]
+
+
+def first_share(workload: Workload, optimizer: str, ranks: int) -> Workload:
+    """Return the workload with what the first of the ranks updates, which has most to do."""
+    others = set(chain.from_iterable(m[1:] for m in gathered_matrices(workload, optimizer, ranks)))
+    return replace(
+        workload,
+        layers=tuple(
+            replace(each, tensors=tuple(i for i in each.tensors if i not in others))
+            for each in workload.layers
+        ),
+    )
+
+
 def _states_bytes(tensor: ParameterTensor, kind: OptimizerKind, wide_bytes: int) -> float:
-    """Bytes of one tensor's state, without a copy of its elements."""
+    """Bytes of one tensor's state, without a copy of its elements and without factors."""
     full = kind.state_tensors * kind.item_bytes(tensor.numel, wide_bytes) * tensor.numel
     return full + kind.edges * wide_bytes * sum(tensor.numel / n for n in tensor.shape[-2:])
+
+
+def _factor_elements(tensor: ParameterTensor, kind: OptimizerKind) -> int:
+    """Elements of one matrix for each of a tensor's sides."""
+    return sum(number * side**2 for side, _, number in _sides(tensor, kind.factors))
+
+
+def _sides(tensor: ParameterTensor, factors: Factors) -> Iterator[tuple[int, int, int]]:
+    """Sides of a tensor or its blocks that have factors: length, what stands across, how many."""
+    count, *shape = _batch(tensor)
+    cuts = [
+        Counter({length % most: 1, most: length // most}) - Counter({0: 1})
+        for length in (shape if factors.longest else ())
+        for most in [factors.longest if factors.cuts else length]
+    ]
+    for block in product(*cuts) if len(cuts) > 1 else ():
+        number = count * prod(cut[length] for cut, length in zip(cuts, block, strict=True))
+        yield from (
+            (side, prod(block) // side, number) for side in block if side <= factors.longest
+        )
+
+
+def _batch(tensor: ParameterTensor) -> tuple[int, ...]:
+    """Tensors that are updated by themselves, and the shape of one: experts in one are several."""
+    return tensor.shape if tensor.of_experts and len(tensor.shape) > 2 else (1, *tensor.shape)
 
 
 def optimizer_unhidden_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
     """Time of what traffic does not hide: work on elements, waits of the host, products; seconds.
 
-    Products make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter side,
-    each round of Newton and Schulz is A = X X', B = b A + c A A and a X + B X
-    (torch/optim/_muon.py). Experts in one tensor are a batch.
-
-    Raises `InputError`: the GPU has no bf16, in which they are.
+    Raises `InputError`: the GPU has not the precision of the products.
     """
-    updates = _updates(workload, optimizer)
-    flops = sum(kind.element_flops * tensor.numel for tensor, kind, _ in updates)
-    waits = sum(kind.tensor_operations for _, kind, _ in updates if kind.waits)
-    elements_s = flops / fp32_peak(gpu.peak_flops) + waits * gpu.launch_s
-    shapes = Counter((*_sides(tensor), kind.rounds) for tensor, kind, _ in updates if kind.rounds)
-    if not shapes:
-        return elements_s
-    lacks = "bf16" not in gpu.matmul_efficiency
-    refuse_if(lacks, "optimizer", f"{optimizer!r} on {gpu.name}", "a GPU that has bf16")
-    device = make_device(gpu, "bf16", ITEM_BYTES["bf16"])
-    return elements_s + sum(
-        times * rounds * product_s(MatrixProduct(m, columns, depth, count), device)
-        for (count, m, n, rounds), times in shapes.items()
-        for columns, depth in ((m, n), (m, m), (n, m))
+    seconds, times = 0.0, defaultdict[tuple[str, MatrixProduct], float](float)
+    for tensor, kind, _ in _updates(workload, optimizer):
+        for made, number in _products(tensor, kind):
+            times[made] += number
+        seconds += (
+            kind.element_flops * tensor.numel / fp32_peak(gpu.peak_flops)
+            + kind.waits * kind.tensor_operations * gpu.launch_s
+            + sum(side * number for side, _, number in _sides(tensor, kind.factors))
+            * (kind.factors.column_s / kind.factors.refresh_steps)
+        )
+    for (precision, each), number in times.items():
+        lacks = precision not in gpu.matmul_efficiency
+        refuse_if(lacks, "optimizer", f"{optimizer!r} on {gpu.name}", f"a GPU that has {precision}")
+        seconds += number * product_s(each, make_device(gpu, precision, ITEM_BYTES[precision]))
+    return seconds
+
+
+def _products(
+    tensor: ParameterTensor, kind: OptimizerKind
+) -> Iterator[tuple[tuple[str, MatrixProduct], float]]:
+    """Products of a step, with their precision, and how many times each is made.
+
+    Newton and Schulz make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter
+    side, each round is A = X X', B = b A + c A A and a X + B X (torch/optim/_muon.py).
+
+    A side's factor is a mean of X X', and what is made of it (eigenvectors, an inverse root) is
+    multiplied with what stands for X (arXiv 1802.09568, 2409.11321).
+    """
+    if kind.rounds:
+        count, height, *width = _batch(tensor)
+        m, n = sorted((height, prod(width)))
+        for columns, depth in ((m, n), (m, m), (n, m)):
+            yield ("bf16", MatrixProduct(m, columns, depth, count)), kind.rounds
+    for side, across, number in _sides(tensor, kind.factors):
+        yield ("fp32", MatrixProduct(side, side, across)), number
+        yield ("fp32", MatrixProduct(across, side, side)), number * kind.factors.projections
+        yield (
+            ("fp32", MatrixProduct(side, side, side)),
+            (number * kind.factors.refresh_products / kind.factors.refresh_steps),
+        )
+
+
+def shares_of_step(workload: Workload, optimizer: str, ranks: int, gpu: Gpu) -> tuple[float, float]:
+    """Time and operations of the first rank's share of a step, over those of all of it."""
+    (own_s, own), (whole_s, whole) = (
+        (
+            optimizer_unhidden_s(each, optimizer, gpu)
+            + optimizer_bytes(each, optimizer) / gpu.memory_Bps / gpu.memory_efficiency,
+            optimizer_operations(each, optimizer),
+        )
+        for each in (first_share(workload, optimizer, ranks), workload)
     )
-
-
-def _sides(tensor: ParameterTensor) -> tuple[int, int, int]:
-    """Matrices of a tensor, and the shorter and the longer side of each; kernels lie flat."""
-    is_batch = tensor.of_experts and len(tensor.shape) > 2
-    count, height, *width = tensor.shape if is_batch else (1, *tensor.shape)
-    return count, min(height, prod(width)), max(height, prod(width))
+    return own_s / whole_s, own / whole
 
 
 def temporary_share(workload: Workload, optimizer: str) -> float:
@@ -142,6 +226,7 @@ def _moved_bytes(
     passes += kernel_constants().for_loop.passes if kernels == "for-loop" else 0
     weight = 2 * wide_bytes + own if wide_bytes > own else 2 * own
     states = 2 * _states_bytes(tensor, kind, wide_bytes)
+    states += kind.factors.passes * wide_bytes * _factor_elements(tensor, kind)
     return tensor.numel * (own + weight + passes * max(wide_bytes, kind.work_bytes)) + states
 
 
@@ -152,8 +237,13 @@ def optimizer_launches(
 
     Source: ATen/native/cuda/MultiTensorApply.cuh.
     """
-    updated = grouped((kind, tensor.numel) for tensor, kind, _ in _updates(workload, optimizer))
-    return sum(_launches(kind, sizes, kernels) for kind, sizes in updated.items())
+    updates = _updates(workload, optimizer)
+    updated = grouped((kind, tensor.numel) for tensor, kind, _ in updates)
+    return sum(_launches(kind, sizes, kernels) for kind, sizes in updated.items()) + sum(
+        number * kind.factors.kernels
+        for tensor, kind, _ in updates
+        for *_, number in _sides(tensor, kind.factors)
+    )
 
 
 def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKernels) -> int:
@@ -161,18 +251,13 @@ def _launches(kind: OptimizerKind, sizes: Sequence[int], kernels: OptimizerKerne
     constants = kernel_constants()
     if kernels == "for-loop" or kind.tensor_kernels:
         more = constants.for_loop.operations if kernels == "for-loop" else 0
-        return len(sizes) * (_tensor_kernels(kind) + more)
+        return len(sizes) * ((kind.tensor_kernels or kind.operations) + more)
     each, times = (
         (constants.tensors_per_operation, kind.operations)
         if kernels == "foreach"
         else (kind.tensors_per_launch, 1)
     )
     return times * (-(-len(sizes) // each) + sum(sizes) // constants.elements_per_launch)
-
-
-def _tensor_kernels(kind: OptimizerKind) -> int:
-    """Kernels of one tensor where none is over several."""
-    return kind.tensor_kernels + PRODUCTS_OF_ROUND * kind.rounds or kind.operations
 
 
 def optimizer_operations(
@@ -185,8 +270,12 @@ def optimizer_operations(
         host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
     )
     slow = sum(
-        max(0, kind.tensor_operations - _tensor_kernels(kind))
-        for _, kind, _ in updates
+        max(0, kind.tensor_operations - (kind.tensor_kernels or kind.operations))
+        + sum(
+            number * (kind.factors.operations - kind.factors.kernels)
+            for *_, number in _sides(tensor, kind.factors)
+        )
+        for tensor, kind, _ in updates
         if not kind.waits
     )
     return round(optimizer_launches(workload, optimizer, kernels) + lists + slow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +34,7 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     norm_parameters,
     numels,
+    rename,
     renamed,
     weight_and_bias,
     with_work,
@@ -63,12 +63,6 @@ class BertNames:
     positions_last: bool = False
     bias_first: bool = True
     head_first: bool = False
-
-    def of(self, name: str) -> str:
-        """Name of a module or parameter that BERT calls so."""
-        for pattern, own in self.replaced:
-            name = re.sub(pattern, own, name)
-        return name
 
 
 ENCODER_NAMES = {family: BertNames(**names) for family, names in module_names("encoders").items()}
@@ -148,7 +142,7 @@ def bert(
     if head == "pre-training":
         parts.append(linear("cls.seq_relationship", 1, h, 2))
     family, ordered = ENCODER_NAMES[shape.names], [*ordered, *parts[given:]]
-    parts = [renamed(part, family.of) for part in parts]
+    parts = [renamed(part, family.replaced) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
@@ -160,7 +154,7 @@ def bert(
         output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
-        registered=_registered([renamed(part, family.of) for part in ordered], family),
+        registered=_registered([renamed(part, family.replaced) for part in ordered], family),
         shard=shard,
     )
 
@@ -172,11 +166,11 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
     if family.positions_last:
         first = [part for part in parts[0].parameters if part not in positions]
         parameters = [*first, *positions, *parameters[len(parts[0].parameters) :]]
-    bias = family.of(HEAD_BIAS)
+    bias = rename(HEAD_BIAS, family.replaced)
     places = [name for name, _ in parameters]
     if bias not in places or not family.bias_first:
         return parameters
-    start = places.index(family.of(f"{TRANSFORM}.dense.weight"))
+    start = places.index(rename(f"{TRANSFORM}.dense.weight", family.replaced))
     parameters.insert(start, parameters.pop(places.index(bias)))
     if family.head_first:
         return [*parameters[start:], parameters[0], *parameters[1:start]]

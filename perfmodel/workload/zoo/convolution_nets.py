@@ -6,7 +6,6 @@ classifier.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +27,11 @@ from perfmodel.workload.zoo.image_layers import (
     pooling,
 )
 from perfmodel.workload.zoo.layers import MASK_BYTES, Module, linear, more_work, renamed
-from perfmodel.workload.zoo.published import read_table
+from perfmodel.workload.zoo.published import module_names, read_table
 
 NETS = read_table("published_sizes")["convolution_nets"]
 INCEPTION = read_table("published_sizes")["inception"]
 RESNET_DEPTHS, VGG_DEPTHS = (tuple(map(int, NETS[family])) for family in ("resnet", "vgg"))
-CIFAR_CLASSES = 10
 
 
 def resnet(
@@ -69,7 +67,7 @@ def resnet(
         group_width=group_width,
     )
     parts += chain.from_iterable(blocks)
-    parts += classifier(image, classes=CIFAR_CLASSES if small_images else IMAGENET_CLASSES)
+    parts += classifier(image, classes=NETS["cifar_classes"] if small_images else IMAGENET_CLASSES)
     return image_model(
         f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
         parts,
@@ -80,15 +78,22 @@ def resnet(
 
 
 def _residual(
-    image: Image, widths: Sequence[int], counts: Sequence[int], **kind: Any
+    image: Image, widths: Sequence[int], counts: Sequence[int], path: str = "layer{0}", **kind: Any
 ) -> tuple[list[list[Module]], Image]:
-    """Parts of each block of all stages; `widths`: of their 3x3 convolutions."""
+    """Parts of each block of all stages; `widths`: of their 3x3 convolutions.
+
+    `path`: of a stage, by its number from 1 and from 0.
+    """
     blocks = list[list[Module]]()
     for stage, (width, count) in enumerate(zip(widths, counts, strict=True), start=1):
         for number in range(count):
             stride = 2 if stage > 1 and number == 0 else 1
             added, image = _block(
-                f"layer{stage}.{number}", image, width=width, stride=stride, **kind
+                f"{path.format(stage, stage - 1)}.{number}",
+                image,
+                width=width,
+                stride=stride,
+                **kind,
             )
             blocks.append(hand_on(added, image.elements))
     return blocks, image
@@ -112,10 +117,16 @@ def hub_resnet(name: str, *, dtype: str, image_size: int, shape: ResNetShape) ->
     pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
     widths = [width // (4 if shape.bottleneck else 1) for width in shape.channels]
     blocks, image = _residual(
-        image, widths, shape.blocks, bottleneck=shape.bottleneck, groups=1, group_width=64
+        image,
+        widths,
+        shape.blocks,
+        "resnet.encoder.stages.{1}.layers",
+        bottleneck=shape.bottleneck,
+        groups=1,
+        group_width=64,
     )
     own = [
-        [renamed(part, _hub_name) for part in parts]
+        [renamed(part, module_names("replaced")["resnet-hub"]) for part in parts]
         for parts in ([stem, pool], *blocks, classifier(image, classes=shape.classes))
     ]
     in_block = [sorted(parts, key=lambda part: ".shortcut" not in part.layer.name) for parts in own]
@@ -128,18 +139,6 @@ def hub_resnet(name: str, *, dtype: str, image_size: int, shape: ResNetShape) ->
         registered=[each for part in chain.from_iterable(in_block) for each in part.parameters],
         classes=shape.classes,
     )
-
-
-KINDS = {"conv": "convolution", "bn": "normalization"}
-
-
-def _hub_name(name: str) -> str:
-    """Name in Hugging Face of what torchvision calls so."""
-    name = re.sub(r"^(conv|bn)1", lambda at: f"resnet.embedder.embedder.{KINDS[at[1]]}", name)
-    name = re.sub(r"^layer(\d+)", lambda at: f"resnet.encoder.stages.{int(at[1]) - 1}.layers", name)
-    name = re.sub(r"\.(conv|bn)(\d)", lambda at: f".layer.{int(at[2]) - 1}.{KINDS[at[1]]}", name)
-    name = name.replace("downsample.0", "shortcut.convolution")
-    return re.sub(r"^fc\b", "classifier.1", name).replace("downsample.1", "shortcut.normalization")
 
 
 def _block(
@@ -184,9 +183,6 @@ def _block(
         )
         parts.append(part)
     return parts, x
-
-
-CLASSIFIER_WIDTH = 4096
 
 
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
@@ -257,7 +253,7 @@ def _classified(
 
     `numbers`: of the maps in their module. `dropout`: which of them read a dropped-out input.
     """
-    widths = (features, CLASSIFIER_WIDTH, CLASSIFIER_WIDTH, IMAGENET_CLASSES)
+    widths = (features, *NETS["classifier_widths"], IMAGENET_CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2
@@ -280,8 +276,6 @@ Step = tuple[str, int, int | Sequence[int], int, int | Sequence[int]]
 """Name, channels, kernel, stride, padding of one convolution; 0 channels: of a pooling."""
 Branch = tuple[Sequence[Step], Sequence[Step]]
 """A chain of convolutions, and those that all read its end and whose outputs are joined."""
-AUXILIARY_INPUT = "6e"
-"""The block whose output the auxiliary classifier reads."""
 
 
 def inception_v3(*, dtype: str, image_size: int) -> Workload:
@@ -289,7 +283,7 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     parts, image = _chain(Image(3, image_size, image_size), "", INCEPTION["stem"])
     for number, kind, pooled in INCEPTION["blocks"]:
         image = _mixed(parts, image, f"Mixed_{number}", INCEPTION["branches"][kind], pooled)
-        if number == AUXILIARY_INPUT:
+        if number == INCEPTION["auxiliary_input"]:
             pool, small = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
             judged, small = _chain(small, "AuxLogits.", INCEPTION["auxiliary"])
             parts += [pool, *judged, *classifier(small, "AuxLogits.")]

@@ -19,7 +19,7 @@ class DecoderNames:
     `qkv`, `gate_up`: of one map for queries, keys and values, and for the gate and what it gates;
         "": each has its own.
     `up`, `down`: of the maps of the feed-forward part.
-    `replaced`: parts of Llama's names, and what stands for them, one after the other.
+    `replaced`: patterns in Llama's names, and what stands for them, one after the other.
     """
 
     registered: Sequence[str]
@@ -32,12 +32,6 @@ class DecoderNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     replaced: Sequence[Sequence[str]] = ()
-
-    def of(self, name: str) -> str:
-        """Return the family's name of a module that Llama calls so."""
-        for ours, theirs in self.replaced:
-            name = name.replace(ours, theirs)
-        return name
 
 
 @dataclass(frozen=True, slots=True)

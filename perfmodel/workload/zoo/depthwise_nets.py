@@ -7,7 +7,6 @@ in a perceptron over channels.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +37,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published import published_sizes, read_table
+from perfmodel.workload.zoo.published import module_names, published_sizes, read_table
 
 CHANNEL_STEP = 8
 """Scaled channels are rounded to a multiple of this, and by a tenth at most."""
@@ -61,7 +60,6 @@ class Stage:
 
 
 STAGES = read_table("published_sizes")["efficientnet_stages"]
-EFFICIENTNETS = published_sizes("images")["efficientnet"]
 
 
 def efficientnet(
@@ -219,9 +217,6 @@ WIDTH_FACTOR = 4
 """Inner width of the perceptron over the width of its block."""
 
 
-CONVNEXTS = published_sizes("images")["convnext"]
-
-
 def convnext(
     name: str,
     *,
@@ -244,17 +239,16 @@ def convnext(
     )
     parts = hand_on([_normed_after(stem, "features.0.1", image)], image.elements)
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-        place = 2 * stage + 1
+        path = f"convnext.encoder.stages.{stage}"
         if stage:
-            part, image = _downsampling(f"features.{place - 1}", image, width)
+            place = f"{path}.downsampling_layer" if hub else f"features.{2 * stage}"
+            part, image = _downsampling(place, image, width)
             parts += hand_on([part], image.elements)
+        place = f"{path}.layers" if hub else f"features.{2 * stage + 1}"
         for block in range(count):
-            parts += hand_on(
-                _convnext_block(
-                    f"features.{place}.{block}", image, drops=len(parts) > 1 and not hub
-                ),
-                image.elements,
-            )
+            drops = len(parts) > 1 and not hub
+            block_parts = _convnext_block(f"{place}.{block}", image, drops=drops)
+            parts += hand_on(block_parts, image.elements)
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
     head = weight_and_bias("classifier.2", classes, image.channels)
@@ -283,38 +277,9 @@ def convnext(
     )
 
 
-HUB_NAMES = {
-    "features.0.0": "convnext.embeddings.patch_embeddings",
-    "features.0.1": "convnext.embeddings.layernorm",
-    "classifier.0": "convnext.layernorm",
-    "classifier.2": "classifier",
-}
-HUB_PARTS = {
-    "layer_scale": "layer_scale_parameter",
-    "block.0": "dwconv",
-    "block.2": "layernorm",
-    "block.3": "pwconv1",
-    "block.5": "pwconv2",
-}
-"""What Hugging Face calls torchvision's modules, of the whole and of a block."""
-
-
 def _as_hub(part: Module) -> Module:
     """Return a part with Hugging Face's names, whose scales have one dimension."""
-
-    def rename(name: str) -> str:
-        for theirs, own in HUB_NAMES.items():
-            name = re.sub(rf"^{re.escape(theirs)}\b", own, name)
-        staged = re.match(r"features\.(\d+)\.(\d+)(?:\.((?:block\.)?\w+))?(.*)", name)
-        if staged is None:
-            return name
-        stage, is_block = divmod(int(staged[1]), 2)
-        path = f"convnext.encoder.stages.{stage}"
-        if not is_block:
-            return f"{path}.downsampling_layer.{name.split('.', 2)[2]}"
-        return f"{path}.layers.{staged[2]}.{HUB_PARTS[staged[3]]}{staged[4]}"
-
-    part = renamed(part, rename)
+    part = renamed(part, module_names("replaced")["convnext-hub"])
     return replace(
         part,
         parameters=tuple(
@@ -418,11 +383,11 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
 MODELS = {
     **{
         name: Buildable(name, partial(convnext, name, **sizes), 224, "image")
-        for name, sizes in CONVNEXTS.items()
+        for name, sizes in published_sizes("images")["convnext"].items()
     },
     **{
         name: Buildable(name, partial(efficientnet, name, **sizes), sizes["image_size"], "image")
-        for name, sizes in EFFICIENTNETS.items()
+        for name, sizes in published_sizes("images")["efficientnet"].items()
     },
 }
 """Models of the zoo, with the image size that their authors trained with."""

@@ -14,8 +14,6 @@ from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear
 from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
-DLRMS = published_sizes("recommendation")["dlrm"]
-
 NOTE = (
     "Its tables are taken to be data parallel with dense gradients, as DistributedDataParallel "
     "reduces them unless they are sparse; large trainings split the tables among GPUs."
@@ -99,6 +97,7 @@ def _interaction(vectors: int, width: int, products: int) -> Module:
 
 
 MODELS = {
-    name: Buildable(name, partial(dlrm, name, **sizes), 1, "row") for name, sizes in DLRMS.items()
+    name: Buildable(name, partial(dlrm, name, **sizes), 1, "row")
+    for name, sizes in published_sizes("recommendation")["dlrm"].items()
 }
 """Models of the zoo: rows of a table have no size to choose."""

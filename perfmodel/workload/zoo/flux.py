@@ -11,7 +11,7 @@ from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.dit import TIME_FEATURES, condition_map, modulated_map
+from perfmodel.workload.zoo.dit import TIME_FEATURES, WIDTH_FACTOR, condition_map, modulated_map
 from perfmodel.workload.zoo.layers import (
     Module,
     assemble,
@@ -26,7 +26,6 @@ from perfmodel.workload.zoo.transformer import attention
 SHRUNK, TEXT_TOKENS = 16, 512
 """Pixels of a side that become one token (the autoencoder's eight, in patches of two), and tokens
 of a text (``max_sequence_length`` of the pipeline)."""
-WIDTH_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published import published_sizes
+from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.stack_block import (
     BLOCK_NAMES,
     StackShape,
@@ -129,12 +129,7 @@ def _as_torchvision(part: Module, *, joins_maps: bool) -> Module:
     matrix = part.layer.matrix
     if joins_maps and isinstance(matrix, MatrixProduct):
         part = with_work(part, matrix=replace(matrix, has_bias=False))
-    return renamed(
-        part,
-        lambda name: name.replace("encoder_layer.", "encoder_layer_").replace(
-            "in_proj.", "in_proj_"
-        ),
-    )
+    return renamed(part, module_names("replaced")["vit-torchvision"])
 
 
 def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = None) -> Workload:

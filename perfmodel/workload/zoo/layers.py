@@ -11,7 +11,8 @@ Memory traffic counts passes over a tensor: a pass reads or writes each element 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,12 +131,19 @@ def more_work(part: Module, **more: float) -> Module:
     return with_work(part, **sums)
 
 
-def renamed(part: Module, rename: Callable[[str], str]) -> Module:
+def rename(name: str, replaced: Sequence[Sequence[str]]) -> str:
+    """Return a name with what stands for each pattern in it, one after the other."""
+    for pattern, own in replaced:
+        name = re.sub(pattern, own, name)
+    return name
+
+
+def renamed(part: Module, replaced: Sequence[Sequence[str]]) -> Module:
     """Return a part whose layer and parameters have other names."""
     return replace(
-        with_work(part, name=rename(part.layer.name)),
-        parameters=tuple((rename(name), shape) for name, shape in part.parameters),
-        ready=tuple(map(rename, part.ready)),
+        with_work(part, name=rename(part.layer.name, replaced)),
+        parameters=tuple((rename(name, replaced), shape) for name, shape in part.parameters),
+        ready=tuple(rename(name, replaced) for name in part.ready),
     )
 
 

@@ -48,7 +48,7 @@ from perfmodel.workload.zoo.transformer import token_tables
 
 def named(shape: DecoderShape, part: Module) -> Module:
     """Return a part with the names of its family."""
-    return renamed(part, shape.block_names.of) if shape.block_names.replaced else part
+    return renamed(part, shape.block_names.replaced) if shape.block_names.replaced else part
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:

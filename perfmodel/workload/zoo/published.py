@@ -37,7 +37,7 @@ def published_sizes(group: str) -> dict[str, Fields]:
     }
 
 
-def module_names(group: str) -> Fields:
-    """Return names of modules: of "decoders", "blocks", "ends", "encoders" or "experts"."""
-    names: Fields = read_table("module_names")[group]
+def module_names(group: str) -> Mapping[str, Any]:
+    """Return names of modules: of "decoders", "blocks", "experts" ...; or what is "replaced"."""
+    names: Mapping[str, Any] = read_table("module_names")[group]
     return names

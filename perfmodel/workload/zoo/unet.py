@@ -11,6 +11,7 @@ from itertools import chain
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
 from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.dit import SHRUNK, WIDTH_FACTOR
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     NORM_BYTES,
@@ -24,28 +25,11 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import read_table
 from perfmodel.workload.zoo.transformer import attention
 
 SDXL = "stable-diffusion-xl-base-1.0"
-SHRUNK = 8
-"""Pixels of a side that become one of the autoencoder's code."""
-TEXT_TOKENS = 77
-NORM_GROUPS = 32
-"""Groups of channels of a normalisation."""
-WIDTH_FACTOR = 4
-"""Inner width of a perceptron over that of its block; as much again gates it."""
-STAGES = (
-    "conv_in",
-    "time_embedding",
-    "add_embedding",
-    "down_blocks",
-    "up_blocks",
-    "mid_block",
-    "conv_norm_out",
-    "conv_out",
-)
-KINDS = ("attentions", "resnets", "downsamplers", "upsamplers")
-"""Modules of the network, and those of a stage, in the order in which diffusers registers them."""
+NETWORK = read_table("published_sizes")["unet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +93,7 @@ def unet(
         dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
-        input_elements=float(code.elements + TEXT_TOKENS * shape.text_width),
+        input_elements=float(code.elements + NETWORK["text_tokens"] * shape.text_width),
         output_elements=float(shape.out * side**2),
         registered=sorted(
             [parameter for part in parts for parameter in part.parameters], key=_registered_place
@@ -120,8 +104,9 @@ def unet(
 def _registered_place(parameter: Parameter) -> tuple[int, int, list[int]]:
     """Return where a parameter is registered: places of its stage and block, kinds of its path."""
     stage, *path = parameter[0].split(".")
-    kinds = [KINDS.index(part) for part in path if part in KINDS]
-    return STAGES.index(stage), int(path[0]) if path[0].isdigit() else 0, kinds
+    orders = read_table("module_names")["orders"]
+    kinds = [orders["unet-stage"].index(part) for part in path if part in orders["unet-stage"]]
+    return orders["unet"].index(stage), int(path[0]) if path[0].isdigit() else 0, kinds
 
 
 def _embedded(name: str, features: int, width: int) -> list[Module]:
@@ -201,7 +186,7 @@ def group_norm(name: str, image: Image, *, activation: bool) -> Module:
         kernels=1 + activation,
         fused_bytes=float(ELEMENT_BYTES * passes_of("fused_norm") * image.elements),
         stream_elements=float((1 + activation) * image.elements),
-        saved_bytes=float(NORM_BYTES * NORM_GROUPS),
+        saved_bytes=float(NORM_BYTES * NETWORK["norm_groups"]),
     )
     return Module(layer, parameters, names(parameters))
 
@@ -286,7 +271,7 @@ def _transformer_block(
     elements, inner = rows * width, WIDTH_FACTOR * width
     return [
         *_attention_part(name, 1, rows, width, heads, rows, width),
-        *_attention_part(name, 2, rows, width, heads, TEXT_TOKENS, text_width),
+        *_attention_part(name, 2, rows, width, heads, NETWORK["text_tokens"], text_width),
         _normed_map(f"{name}.norm3", f"{name}.ff.net.0.proj", rows, width, 2 * inner, bias=True),
         linear(
             f"{name}.ff.net.2",

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from perfmodel.errors import InputError
 from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.buildable import build
+from tests.activations import activation_bytes
 from tests.workload.configs.real_configs import (
     BATCH,
     CONFIGS,

@@ -34,10 +34,11 @@ from perfmodel.workload.kernels.float8_layers import (
 )
 from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.memory.activations import NarrowInputs, activation_bytes
+from perfmodel.workload.memory.activations import NarrowInputs
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 from reports.kernels.float8 import errors, fit, layers
+from tests.activations import activation_bytes
 
 RECORD = json.loads(
     (Path(__file__).parents[2] / "training/recorded/float8.json").read_text(encoding="utf-8")

@@ -26,12 +26,12 @@ from perfmodel.workload.kernels.float8_layers import (
 )
 from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from tests.activations import activation_bytes
 
 H800, H100, B200 = "h800-sxm5-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"
 

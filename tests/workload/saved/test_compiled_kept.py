@@ -21,12 +21,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from perfmodel.workload import Workload
-from perfmodel.workload.memory.activations import activation_bytes, stored_bytes
+from perfmodel.workload.memory.activations import stored_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import gpt, gpt_shape
+from tests.activations import activation_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.workload import build_model
-from perfmodel.workload.memory.activations import activation_bytes
+from tests.activations import activation_bytes
 
 # Name, batch, pixels of a side; bytes in fp32, in bf16 and under autocast.
 RECORDED = {

@@ -15,9 +15,9 @@ import torch
 import transformers as hf
 
 from perfmodel.workload import Workload, build_model
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.zoo import decoder_sizes, llama, t5, text_decoder
+from tests.activations import activation_bytes
 from tests.workload.saved.saved_tensors import saved_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

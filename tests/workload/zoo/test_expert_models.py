@@ -10,13 +10,13 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import build_model
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.model import Workload
 from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from tests.activations import activation_bytes
 from tests.workload.zoo.expert_modules import expert_config, few_layers, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from reports.validation.strategies.amoebanet import amoebanet
+from tests.activations import activation_bytes
 
 # benchmarks/models/amoebanet of kakaobrain/torchgpipe, built on PyTorch's meta device: parameters,
 # tensors, a digest of their names and shapes; layers and filters.

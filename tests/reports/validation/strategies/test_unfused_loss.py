@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo.decoder_sizes import SHAPES
 from perfmodel.workload.zoo.llama import llama
 from reports.validation.strategies.unfused_loss import keep_loss_apart
+from tests.activations import activation_bytes
 
 SMALL = replace(SHAPES["llama2-7b"], layers=2)
 
