@@ -197,7 +197,7 @@ def _spelled_in(text: str) -> str | None:
 
 def _by_device(device: Device) -> list[str]:
     """Name of the GPU that a PCI device is, in a list; an empty list where it is not known."""
-    known = device.vendor in {"", "10de"} and device.device
+    known = device.vendor in {"", "10de", "1002"} and device.device
     rows = hardware_parts().gpus.items() if known else ()
     return [name for name, part in rows if device.device in part.devices][:1]
 

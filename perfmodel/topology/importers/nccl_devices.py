@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
@@ -95,24 +95,12 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     Raises `InputError`: another version, no CPUs, devices named twice, numbers that are none; every
     fault.
     """
-    gpus = (each for each in root.below() if each.tag == "gpu")
-    amd = next((gpu for gpu in gpus if gpu.get("gcn") is not None or gpu.all("xgmi")), None)
-    if amd is not None:  # as RCCL's files name and join them
-        raise InputError(
-            Fault(
-                "gpu",
-                f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL",
-                "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML",
-                file,
-                amd.line,
-            )
-        )
     faults = failed(
         (
-            root.get("version") not in {None, "1"},
+            root.get("version") not in {None, "1", "2"},
             "system",
             f"version {root.get('version')!r}",
-            "version 1",
+            "version 1, or RCCL's 2",
         ),
         file=file,
         line=root.line,

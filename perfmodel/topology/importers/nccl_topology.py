@@ -1,4 +1,4 @@
-"""NCCL's topology XML (`NCCL_TOPO_DUMP_FILE`, `NCCL_TOPO_FILE`) as a node template.
+"""NCCL's and RCCL's topology XML (`NCCL_TOPO_DUMP_FILE`, `NCCL_TOPO_FILE`) as a node template.
 
 NVLinks are from the file, from a template, or as usual.
 """
@@ -197,7 +197,12 @@ def add_nvlinks(draft: Draft, host: ImportedHost, gpus: Sequence[Device]) -> Non
         template is not None and host.usual("gpu") >= len(gpus) and _has_its_nvlinks(host, template)
     )
     elements = [(at, gpu.gpu) for at, gpu in enumerate(gpus) if gpu.gpu is not None]
-    dumped = [(at, link) for at, element in elements for link in element.all("nvlink")]
+    dumped = [
+        (at, link)
+        for at, element in elements
+        for tag in ("nvlink", "xgmi")  # the latter as RCCL names AMD's
+        for link in element.all(tag)
+    ]
     if dumped:
         _add_dumped(draft, host, gpus, dumped)
     elif fits and template is not None and _copy_nvlinks(draft, template, len(gpus)):

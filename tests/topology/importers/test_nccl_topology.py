@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -425,6 +426,14 @@ def test_structure_of_real_files(samples: Path, name: str) -> None:
     assert router.path_type(*topology.ranks[:2]) == peers
 
 
+def test_a_real_file_of_rccl_is_a_board_of_mi300x(samples: Path) -> None:
+    found = import_file(samples.parent / "unseen" / "nccl_topo" / "rccl-topo_8p_940vm.xml")
+    topology = build_topology(found.node())
+    kinds = [kind for _, kind in topology.graph.nodes(data="kind")]
+    assert [topology.gpu.name, kinds.count("gpu"), kinds.count("nic")] == ["mi300x", 8, 8]
+    assert len(local_rings(Router(topology), topology.ranks)) == 14
+
+
 @pytest.mark.parametrize(
     ("name", "GBps"),
     [
@@ -530,13 +539,36 @@ def test_gpus_on_a_board_have_nvlinks_of_the_file_or_of_the_template(tmp_path: P
     [
         ('count="12"', 'count="126"', "126 NVLinks of gpu0; allowed: at most 12"),
         ('speed="200000"', 'speed="200000000"', "2e.08 Mbit/s; allowed: at most 1,600,000"),
-        ('sm="80"', 'gcn="gfx942" sm="304"', "AMD GPUs .gfx942., in a topology of RCCL"),
     ],
 )
 def test_what_no_hardware_has_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = PAIR.replace("LINKS", SWITCHED)
     with pytest.raises(InputError, match=message):
         imported_pair(tmp_path, text.replace(old, new))
+
+
+def rccl_gpu(at: int, count: int) -> str:
+    peers = (other for other in range(count) if other != at)
+    links = "".join(
+        f'<xgmi target="0000:{other}0:00.0" count="1" tclass="0x120000"/>' for other in peers
+    )
+    return (
+        f'<pci busid="0000:{at}0:00.0" class="0x120000" vendor="0x1002" device="0x74a1" '
+        f'link_speed="32.0 GT/s PCIe" link_width="16">'
+        f'<gpu dev="{at}" sm="304" gcn="gfx942" rank="{at}" gdr="1">{links}</gpu></pci>'
+    )
+
+
+def test_a_file_of_rccl_names_amds_gpus_and_links(tmp_path: Path) -> None:
+    """As RCCL writes it: version 2, GPUs by their PCI ids, links as xgmi elements."""
+    text = (
+        '<system version="2"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="175" '
+        f'modelid="17">{"".join(rccl_gpu(at, 4) for at in range(4))}</cpu></system>'
+    )
+    found = imported(tmp_path, text)
+    topology = build_topology(found.node())
+    assert topology.gpu.name == "mi300x"
+    assert {rate_GBps(topology, f"gpu{a}", f"gpu{b}") for a, b in permutations(range(4), 2)} == {48}
 
 
 def test_a_gpu_with_fewer_nvlinks_than_its_peers_is_noted(tmp_path: Path) -> None:
