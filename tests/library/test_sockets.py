@@ -13,11 +13,14 @@ from perfmodel.library.corrections import load_spread, spread_factors
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import SocketCosts, load_library
+from perfmodel.library.nccl.communicator import system_of, tree_threshold
+from perfmodel.library.nccl.cost_model import constants_of
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import ring_rate_Bps, socket_counts
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Sockets, Topology
+from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import NodeSpec
 
@@ -156,3 +159,38 @@ def test_sockets_have_wide_intervals() -> None:
     low, high = spread_factors(topology, "all_reduce", 1 << 30)
     assert low <= 1.3 / 2.1 * 1.15 < known[0]
     assert high >= 1.3 / 1.0 > known[1]
+
+
+# ---------------------------------------------------------------- NCCL 2.4
+
+
+def threshold(topology: Topology) -> float:
+    settings = LibrarySettings(version="2.4.8")
+    ranks = range(len(topology.ranks))
+    system = system_of(topology, Router(topology), ranks, settings)
+    return tree_threshold(system, settings, constants_of(settings.release).by_size)
+
+
+def test_two_hosts_without_nvlink_take_trees_up_to_150_kB() -> None:
+    """By hand: 5000 B/us * 2, times 6 us * 7 of the ring less 15 + 4 * 3 us of the tree."""
+    assert threshold(cluster(PCIE_NODE)) == pytest.approx(150_000)
+
+
+def test_two_hosts_with_nvlink_take_trees_for_all() -> None:
+    assert threshold(cluster("dgx1-v100")) == float("inf")
+    assert threshold(build_topology("dgx1-v100")) == 0
+
+
+def test_the_choice_of_2_4_holds_for_2_4_only() -> None:
+    topology = cluster(PCIE_NODE)
+    ranks = range(len(topology.ranks))
+
+    def algorithm(version: str, nbytes: int, **env: str) -> str:
+        settings = LibrarySettings(version=version, env=env)
+        machine = make_machine(topology, load_library("nccl"), settings=settings)
+        return lower_collective(machine, "all_reduce", nbytes, ranks)[0].schedule.algorithm
+
+    assert algorithm("2.4.8", 64 * MIB) == "ring"
+    assert algorithm("2.4.8", 100_000) == "tree"
+    assert algorithm("2.5.6", 64 * MIB) == algorithm("2.8.3", 64 * MIB)
+    assert algorithm("2.4.8", 64 * MIB, NCCL_ALGO="Tree") == "tree"

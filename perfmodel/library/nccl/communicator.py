@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,7 @@ from perfmodel.library.nccl.graphs import (
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.host_graph import hardware, host_of
+from perfmodel.library.nccl.host_graph import RANK, hardware, host_of
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
@@ -139,3 +141,23 @@ def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[
     hosts, counts = np.unique(ranks // topology.gpus_per_host, return_counts=True)
     chosen = hosts[int(counts.argmin())]
     return ranks[ranks // topology.gpus_per_host == chosen].tolist(), len(hosts)
+
+
+def tree_threshold(
+    system: System, settings: LibrarySettings, by_size: Mapping[str, float]
+) -> float:
+    """Largest all-reduce that NCCL 2.4 runs as trees, by a size and not estimates of time; bytes.
+
+    Source: NVIDIA/nccl 2.4.8 ``src/init.cc``, ncclTreeThreshold. `by_size`: its numbers, bytes that
+    a channel over NVLink moves in a microsecond, or all without it, and times of steps.
+    """
+    nvlink = system.gpus > 1 and RANK[system.tree.type_intra] <= RANK["NVB"]
+    ring = by_size["bytes_per_us"] * (channels_of(system, "ring", settings) if nvlink else 1)
+    tree = ring * 3 / 4 * (2 if system.nodes == 2 else 1) if nvlink else ring * 2 / 3
+    ring_us = by_size["ring_us"] * (system.ranks - 1)
+    tree_us = by_size["between_us"] * int(math.log2(system.nodes)) + by_size["tree_us"] * (
+        system.ranks // system.nodes - 1
+    )
+    if system.nodes < 2 or ring_us <= tree_us:
+        return 0.0
+    return math.inf if tree > ring else ring * tree / (ring - tree) * (ring_us - tree_us)

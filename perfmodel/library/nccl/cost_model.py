@@ -53,6 +53,7 @@ class Constants(FileModel):
     """On a ring's latency between hosts, before sm80 and since."""
     plateau_rank_bytes: float
     tree_correction: dict[str, tuple[float, ...]]
+    by_size: dict[str, float] = {}
     ring_correction: dict[str, tuple[float, ...]] = {}
     bandwidth_ratio: dict[str, tuple[Three, Three, Three]] = {}
     sizes: dict[int, dict[str, dict[str, tuple[float, float]]]] = {}

@@ -31,6 +31,7 @@ from perfmodel.library.nccl.communicator import (
     System,
     channels_of,
     system_of,
+    tree_threshold,
 )
 from perfmodel.library.nccl.cost_model import (
     Case,
@@ -170,6 +171,10 @@ def predictions(
 
     pairs = _enabled_pairs(system, op, settings, constants)
     estimates = sorted(starmap(estimate, pairs), key=lambda each: each.time_s)
+    if constants.by_size and op == "all_reduce":
+        largest = tree_threshold(system, settings, constants.by_size)
+        taken_by_size = "tree" if nbytes <= largest else "ring"
+        estimates.sort(key=lambda each: each.algorithm != taken_by_size)
     stated = None if settings.protocols(op) else _stated_protocol(system, op, nbytes, constants)
     if stated is None:
         return tuple(estimates)
