@@ -1,7 +1,7 @@
 """Latency and bandwidth that NCCL's tuner expects of an algorithm and protocol.
 
 Source of the formulas: NVIDIA/nccl 2.30.7 ``src/graph/tuning.cc`` (ncclTopoTuneModel) and the older
-versions that ``tuner.yaml`` names; of RCCL those of NCCL with what ``rccl.yaml`` has instead.
+versions that ``tuner.yaml`` names; of RCCL those of NCCL with what it has instead.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Three = tuple[float, float, float]
 
 
 class Constants(FileModel):
-    """Contents of ``tuner.yaml``, and of ``rccl.yaml``; see their comments."""
+    """Contents of ``tuner.yaml``, of NCCL and RCCL; see its comments."""
 
     rows_since: dict[str, int]
     """Compute capability of the first GPUs of each row by generation."""
@@ -74,15 +74,11 @@ class _Table(ShippedTable):
     source: str
     newest: Constants
     changes: tuple[_Change, ...]
-
-
-class _RcclTable(ShippedTable):
-    source: str
-    generations: dict[str, _Difference]
+    rccl_source: str
+    rccl: dict[str, _Difference]
 
 
 _table = shipped(_Table, __file__, "tuner.yaml")
-_rccl_table = shipped(_RcclTable, __file__, "rccl.yaml")
 
 
 @cache
@@ -90,7 +86,7 @@ def constants_of(release: tuple[float, float], generation: str = "") -> Constant
     """Constants of a version, (major, minor), for a generation of GPUs; before 2.7 those of 2.7."""
     values = _table().newest.model_dump()
     newer = (each for each in _table().changes if release < tuple(map(int, each.before.split("."))))
-    for difference in (*newer, *filter(None, [_rccl_table().generations.get(generation)])):
+    for difference in (*newer, *filter(None, [_table().rccl.get(generation)])):
         values |= difference.set
         for name, rows in difference.rows.items():
             values[name] = values[name] | rows
