@@ -152,14 +152,16 @@ COLD_S = 1.0
 
 
 def _map_here_first(function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[T]:
-    """Call a function in this process until those that are left take long, if all take alike."""
+    """Call a function in this process until those left take long, if they take the usual time."""
+    took_s = 0.0
     for done, call in enumerate(calls, 1):
         begun_s = time.process_time()
         result = function(*call)
-        each_s = time.process_time() - begun_s - (COLD_S if done == 1 else 0.0)
+        spent_s = time.process_time() - begun_s
+        took_s += spent_s if done > 1 else max(0.0, spent_s - COLD_S)
         yield result
         left = calls[done:]
-        worth = min(int(each_s * len(left) / SHARE_S), len(left))
+        worth = min(int(took_s / done * len(left) / SHARE_S), len(left))
         if worth > 1 and count_cores() > 1:
             yield from _map_on_processes(function, left, min(worth, count_cores()), None)
             break

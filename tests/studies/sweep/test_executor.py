@@ -73,6 +73,16 @@ def test_processes_start_once_what_is_left_is_worth_them(
     assert [*map_unordered(burn, calls)].count(os.getpid()) == here
 
 
+def test_one_long_call_among_short_ones_is_no_reason_to_start_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "SHARE_S", 0.15)
+    monkeypatch.setattr(executor, "COLD_S", 0.0)
+    monkeypatch.setattr(executor, "count_cores", lambda: 2)
+    calls = [(work_s,) for work_s in (0.005, 0.1, *[0.005] * 4)]
+    assert set(map_unordered(burn, calls)) == {os.getpid()}
+
+
 def test_all_faults_of_flags_at_once() -> None:
     for given, fields in (
         (("locky", None, 0), ["--backend", "-j"]),
