@@ -8,14 +8,13 @@ that would meet with the other durations only are not slowed: `Retimed.overlaps`
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from heapq import heapify, heappop, heappush
-from itertools import chain
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain, compress
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,24 +91,22 @@ class Retimed:
     """A run with other durations.
 
     `step_ends_s`: when its steps end; seconds, shape (steps, changes).
-    `are_in_order`: whether work was slowed by all collectives in progress meanwhile, as far as each
-        has its links for itself; shape (changes,).
     """
 
     step_ends_s: FloatArray
-    are_in_order: NDArray[np.bool_]
-    _calls: Sequence[CollectiveCall]
+    _calls: Sequence[CollectiveCall | None]
+    _ran: NDArray[np.bool_]
     _times_s: Sequence[tuple[FloatArray, FloatArray]]
-    """When each call begins and ends, by change."""
+    """By change, when nodes begin and end."""
 
     def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
         """Return the pairs of collectives that are in progress at the same time.
 
         `change`: number of the durations.
         """
-        pairs, active = set[frozenset[CollectiveCall]](), list[tuple[float, CollectiveCall]]()
-        begins_s, ends_s = (times_s.tolist() for times_s in self._times_s[change])
-        rows = zip(begins_s, ends_s, self._calls, strict=True)
+        pairs, active = set[frozenset[Any]](), list[tuple[float, CollectiveCall | None]]()
+        begins_s, ends_s = (times_s[self._ran].tolist() for times_s in self._times_s[change])
+        rows = zip(begins_s, ends_s, compress(self._calls, self._ran), strict=True)
         for start_s, end_s, call in sorted(rows, key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
@@ -130,7 +127,7 @@ class RunOrder:
 
     @cached_property
     def _nodes(self) -> _Nodes:
-        return _columns_of(_nodes(self.plan, self.run))
+        return _nodes_of(self.plan, self.run)
 
     def collectives(self) -> tuple[IntArray, FloatArray]:
         """Return the first task of each collective that ran, and how long it took; seconds."""
@@ -144,9 +141,9 @@ class RunOrder:
         took. `alone_s`: of each task; seconds, shape (tasks,).
         """
         own, factors = self._nodes, np.ones(len(alone_s))
-        began_s, ran = own.columns.began_s, own.kinds == COLLECTIVE
+        began_s, ran = own.began_s, own.kinds == COLLECTIVE
         from_s = began_s[ran & (own.steps > 0)].min(initial=np.inf)
-        late = ran & (own.steps == 0) & (own.columns.ended_s > np.maximum(from_s, began_s))
+        late = ran & (own.steps == 0) & (own.ended_s > np.maximum(from_s, began_s))
         factors[own.first[late]] = alone_s[own.first[late]] / own.took_s[late]
         return factors
 
@@ -154,148 +151,90 @@ class RunOrder:
         """Return what the run takes with other durations; of its first `steps` only, if given."""
         own, steps = self._nodes, len(self.run.step_ends_s) if steps is None else steps
         kinds = np.where(own.steps < steps, own.kinds, LEFT_OUT)
-        ran, counts = kinds == COLLECTIVE, (kinds != LEFT_OUT) & ~own.on_host
-        step_ends_s, in_order = np.zeros((steps, len(changes))), np.zeros(len(changes), np.bool_)
+        counts = (kinds != LEFT_OUT) & ~own.on_host
+        step_ends_s = np.zeros((steps, len(changes)))
         times_s = list[tuple[FloatArray, FloatArray]]()
         for at, change in enumerate(changes):
             own_s = own.took_s * change.factors[own.first]
             own_s = np.where(own.kinds == COLLECTIVE, own_s, change.work_s[own.first] * own.stretch)
-            begins_s, ends_s, in_order[at] = own.columns.times_s(own_s, kinds, change.slowdown)
+            begins_s, ends_s = own.times_s(own_s, kinds, change.slowdown)
             np.maximum.at(step_ends_s[:, at], own.steps[counts], ends_s[counts])
-            times_s.append((begins_s[ran], ends_s[ran]))
-        calls = [call for call, is_timed in zip(own.calls, ran, strict=True) if is_timed and call]
-        return Retimed(step_ends_s, in_order, calls, times_s)
+            times_s.append((begins_s, ends_s))
+        return Retimed(step_ends_s, own.calls, kinds == COLLECTIVE, times_s)
 
 
 # ---------------------------------------------------------------- who waits for whom
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """Nodes of a run, causes before effects. Arrays have shape (nodes,).
-
-    `columns`: what they wait for, and when. `calls`: None of work.
-    `first`, `steps`, `stretch`: see `_Node`. `kinds`: as numbered above. `on_host`: streams of it.
-    `took_s`: in the run.
-    """
-
-    columns: _NodeColumns
-    calls: Sequence[CollectiveCall | None]
-    first: IntArray
-    steps: IntArray
-    kinds: IntArray
-    on_host: NDArray[np.bool_]
-    stretch: FloatArray
-
-    @property
-    def took_s(self) -> FloatArray:
-        return self.columns.ended_s - self.columns.began_s
-
-
-def _columns_of(nodes: Sequence[_Node]) -> _Nodes:
-    """Return nodes in arrays, which wait for all but those that others wait for."""
-    number_of = {place: at for at, node in enumerate(nodes) for place in node.places}
-    names, waits = dict[str, int](), list[tuple[int, ...]]()
-    for node in nodes:
-        before = {number_of[place] for place in node.waits}
-        waits.append(tuple(before.difference(*[waits[number] for number in before])))
-    classes = [[names.setdefault(name, len(names)) for name in node.classes] for node in nodes]
-    kinds = [
-        COLLECTIVE if node.call else COMPUTE if node.kind == "compute" else OTHER for node in nodes
-    ]
-    numbers = [(n.began_s, n.ended_s, n.stretch, n.first, n.step, n.kind == "host") for n in nodes]
-    began_s, ended_s, stretch, *counts = np.array(numbers, float).reshape(-1, 6).T.copy()
-    first, steps, on_host = (column.astype(np.int64) for column in counts)
-    return _Nodes(
-        _NodeColumns(*_flat(waits), *_flat(classes), began_s, ended_s),
-        [node.call for node in nodes],
-        first,
+def _nodes_of(plan: StepPlan, run: Run) -> _Nodes:
+    """Return the nodes of a run: those of a step, once for each step."""
+    participants, tasks, steps = participants_of(plan), plan.tasks, len(run.step_ends_s)
+    together, calls = _members(plan, participants), calls_of(plan, participants)
+    nodes = [own for at in range(len(tasks)) if (own := together.get(at, (at,)))[0] == at]
+    first = np.array([own[0] for own in nodes], np.int64)
+    began_s, ended_s, stretch = _times_of(plan, run)[:, first].reshape(-1, 3).T.copy()
+    on = [plan.stream_kinds[tasks[at].stream] for at in first]
+    kinds = np.tile(
+        [
+            COLLECTIVE if calls[at] else COMPUTE if kind == "compute" else OTHER
+            for at, kind in zip(first, on, strict=True)
+        ],
         steps,
-        np.array(kinds),
-        on_host > 0,
+    )
+    names = {name: at for at, name in enumerate(dict.fromkeys(task.rank_class for task in tasks))}
+    classes = [[names[tasks[at].rank_class] for at in own] for own in nodes]
+    return _Nodes(
+        *_users_of(_waits_of(plan, nodes), steps),
+        np.cumsum([0, *[len(own) for own in classes] * steps]),
+        np.array([*chain.from_iterable(classes)] * steps),
+        [calls[at] for at in first] * steps,
+        np.tile(first, steps),
+        np.repeat(np.arange(steps), len(nodes)),
+        kinds,
+        np.tile(np.array(on) == "host", steps),
+        began_s,
+        ended_s,
         stretch,
     )
 
 
-def _flat(rows: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
-    """Return where each of some rows begins, and all of them in a row."""
-    pointers = np.cumsum([0, *map(len, rows)])
-    return pointers, np.fromiter(chain.from_iterable(rows), np.int64, pointers[-1])
+def _times_of(plan: StepPlan, run: Run) -> FloatArray:
+    """Return when tasks began and ended, and their stretch; shape (steps, tasks, 3)."""
+    rows = np.array([(ran[1], at, *ran[2:4], ran[5]) for at, ran in _indexed(plan, run)])
+    times = np.zeros((len(run.step_ends_s), len(plan.tasks), 3))
+    times[tuple(rows[:, :2].T.astype(np.int64))] = rows[:, 2:]
+    return times
 
 
-class _Node(NamedTuple):
-    """A piece of work, or a collective with the tasks of all classes that take part.
+def _waits_of(plan: StepPlan, nodes: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Return what nodes of a step wait for, but for what others do that they wait for.
 
-    `first`: of its tasks, in the plan. `call`: what a collective is; None for work.
-    `began_s`, `ended_s`: in the run. `stretch`: on the work.
-    `kind`: of its stream. `places`: of its tasks among those of all steps; `waits`: of those that
-    it waits for.
+    `nodes`: tasks of each. Those of the step before are numbered below 0.
     """
-
-    kind: str
-    step: int
-    first: int
-    call: CollectiveCall | None
-    began_s: float
-    ended_s: float
-    stretch: float
-    classes: tuple[str, ...]
-    places: tuple[int, ...]
-    waits: tuple[int, ...]
-
-
-def _nodes(plan: StepPlan, run: Run) -> list[_Node]:
-    """List what ran, causes before effects, and collectives as soon as what they wait for.
-
-    When work is timed, most collectives that may slow it down have been.
-    """
-    waits, participants, tasks = dependencies(plan), participants_of(plan), len(plan.tasks)
-    together, calls = _members(plan, participants), calls_of(plan, participants)
-    done, nodes, kinds = set[int](), list[_Node](), plan.stream_kinds
-
-    @cache
-    def members_of(index: int) -> tuple[tuple[int, ...], tuple[str, ...], list[int]]:
-        """Tasks of a node, their classes, and what they wait for, of the step before below 0."""
-        members = together.get(index, (index,))
-        before = [at - tasks for member in members for at in waits[member][1]]
-        needs = [at for member in members for at in waits[member][0]] + before
-        return members, tuple([plan.tasks[member].rank_class for member in members]), needs
-
-    for index, (task, step, began_s, ended_s, _, stretch) in _indexed(plan, run):
-        first = step * tasks
-        if first + index in done:
-            continue
-        members, classes, needs = members_of(index)
-        places = tuple([first + member for member in members])
-        waits_for = tuple([first + at for at in needs if first + at >= 0])
-        done.update(places)
-        kind, times_s = kinds[task.stream], (began_s, ended_s, stretch)
-        nodes.append(_Node(kind, step, index, calls[index], *times_s, classes, places, waits_for))
-    return _in_order(nodes)
-
-
-def _in_order(nodes: Sequence[_Node]) -> list[_Node]:
-    """Put nodes behind what they wait for: collectives first, then what ended first in the run."""
-    node_of = {place: number for number, node in enumerate(nodes) for place in node.places}
-    missing, users = [len(node.waits) for node in nodes], defaultdict[int, list[int]](list)
-    keys = [
-        (0, node.began_s, at) if node.call is not None else (1, node.ended_s, at)
-        for at, node in enumerate(nodes)
+    number_of = {at: number for number, own in enumerate(nodes) for at in own}
+    tasks, count = dependencies(plan), len(nodes)
+    waits = [
+        {number_of[at] for task in own for at in tasks[task][0]}
+        | {number_of[at] - count for task in own for at in tasks[task][1]}
+        for own in nodes
     ]
-    for number, node in enumerate(nodes):
-        for place in node.waits:
-            users[node_of[place]].append(number)
-    ready = [key for key, waits_for in zip(keys, missing, strict=True) if not waits_for]
-    heapify(ready)
-    ordered = list[_Node]()
-    while ready:
-        *_, number = heappop(ready)
-        ordered.append(nodes[number])
-        for user in users[number]:
-            missing[user] -= 1
-            if not missing[user]:
-                heappush(ready, keys[user])
-    return ordered
+    return [own.difference(*[waits[at] for at in own if at >= 0]) for own in waits]
+
+
+def _users_of(waits: Sequence[Collection[int]], steps: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return who waits for each node of some steps, and for how many nodes each waits.
+
+    `waits`: of the nodes of a step, as of `_waits_of`.
+    """
+    count = len(waits)
+    begin = count * np.arange(steps)[:, None]
+    causes = begin + np.fromiter(chain.from_iterable(waits), np.int64)
+    users = begin + np.repeat(np.arange(count), [len(own) for own in waits])
+    exist = causes >= 0  # the first step waits for none before it
+    causes, users = causes[exist], users[exist]
+    numbers = np.bincount(causes, minlength=steps * count)
+    missing = np.bincount(users, minlength=steps * count)
+    return np.cumsum([0, *numbers]), users[np.argsort(causes, kind="stable")], missing
 
 
 def _indexed(plan: StepPlan, run: Run) -> Iterator[tuple[int, TaskExecution]]:
@@ -324,96 +263,118 @@ def _members(
 # ---------------------------------------------------------------- times of nodes
 
 
-@dataclass(frozen=True, slots=True)
-class _NodeColumns:
-    """Nodes, each behind what it waits for.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Nodes:
+    """Nodes of a run: pieces of work, or collectives with all tasks that take part.
 
-    A node waits for ``waits[waits_from[n]:waits_from[n + 1]]`` and is of the classes
-    ``classes[classes_from[n]:classes_from[n + 1]]``; it was in progress from `began_s` to `ended_s`
-    in the run.
+    Those that wait for one are ``users[users_from[n]:users_from[n + 1]]``, and it is of the classes
+    ``classes[classes_from[n]:classes_from[n + 1]]``. Other arrays have shape (nodes,).
+
+    `missing`: for how many nodes each waits.
+    `calls`: None of work. `first`: of its tasks, in the plan. `kinds`: as numbered above.
+    `on_host`: whether on a stream of it.
+    `began_s`, `ended_s`: in the run. `stretch`: on the work.
     """
 
-    waits_from: IntArray
-    waits: IntArray
+    users_from: IntArray
+    users: IntArray
+    missing: IntArray
     classes_from: IntArray
     classes: IntArray
+    calls: Sequence[CollectiveCall | None]
+    first: IntArray
+    steps: IntArray
+    kinds: IntArray
+    on_host: NDArray[np.bool_]
     began_s: FloatArray
     ended_s: FloatArray
+    stretch: FloatArray
+
+    @property
+    def took_s(self) -> FloatArray:
+        """How long nodes took in the run; seconds."""
+        return self.ended_s - self.began_s
 
     def times_s(
         self, own_s: FloatArray, kinds: IntArray, slowdown: float
-    ) -> tuple[FloatArray, FloatArray, bool]:
-        """Return when nodes begin and end that take `own_s`, and whether they are in order.
-
-        They are where work was slowed by all collectives in progress meanwhile: each is the last to
-        start of its classes, and after work that is timed.
-        """
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return when nodes begin and end that take `own_s`; seconds."""
         of_class = np.bincount(self.classes, minlength=1)
-        values: list[Any] = [getattr(self, name) for name in self.__slots__]
-        values += [own_s, kinds, np.cumsum(of_class) - of_class, np.zeros(len(of_class), np.int64)]
-        values += [np.zeros((4, len(self.classes))), np.zeros((2, len(own_s)))]
+        values: list[Any] = [self.users_from, self.users, self.missing.copy()]
+        values += [self.classes_from, self.classes, own_s, kinds, np.cumsum(of_class) - of_class]
+        values += [np.zeros(len(of_class), np.int64), np.zeros((2, len(self.classes)))]
+        values.append(np.zeros((2, len(own_s))))
         loop = compiled_loops.compiled(time_nodes)
         if loop is None:
             loop, values = time_nodes, [each.tolist() for each in values]
-        in_order = loop(slowdown, *values)
+        loop(slowdown, *values)
         begins_s, ends_s = np.asarray(values[-1])
-        return begins_s, ends_s, in_order
+        return begins_s, ends_s
 
 
-def time_nodes(  # noqa: C901  (numba caches a function without those that it calls)
+def time_nodes(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     slowdown: float,
-    waits_from: Sequence[int],
-    waits: Sequence[int],
+    users_from: Sequence[int],
+    users: Sequence[int],
+    missing: Any,
     classes_from: Sequence[int],
     classes: Sequence[int],
-    began_s: Sequence[float],
-    ended_s: Sequence[float],
     own_s: Sequence[float],
     kinds: Sequence[int],
     rooms: Sequence[int],
     used: Any,
     room: Any,
     times_s: Any,
-) -> bool:
-    """Work out in place when nodes begin and end, in `times_s`; see `_NodeColumns.times_s`.
+) -> None:
+    """Work out in place when nodes begin and end, in `times_s`; see `_Nodes.times_s`.
+
+    Collectives come in the order in which they begin, and work in that in which it ends: it is put
+    off while a collective that began before has it end later. Nothing slows what is neither.
 
     The collectives that may slow the work of a class down are `used` of it in `room`, from `rooms`
-    on: when each ended in the run, and when it begins and ends now. The last row, by class, is the
-    time until which work is timed.
+    on: when each begins and ends.
     """
-    was_s, from_s, to_s, timed_s = room[0], room[1], room[2], room[3]
-    in_order, begins_s, ends_s = True, times_s[0], times_s[1]
-    for node in range(len(own_s)):
-        if kinds[node] == 0:
-            continue
-        start_s = 0.0
-        for at in range(waits_from[node], waits_from[node + 1]):
-            start_s = max(start_s, ends_s[waits[at]])
-        end_s = start_s + own_s[node]
-        if kinds[node] == 3 and slowdown > 1.0:
-            for at in range(classes_from[node], classes_from[node + 1]):
-                name = classes[at]
-                if start_s < timed_s[name] and end_s > start_s:
-                    in_order = False
-                timed_s[name] = max(timed_s[name], start_s)
-                place = rooms[name] + used[name]
-                was_s[place], from_s[place], to_s[place] = ended_s[node], start_s, end_s
-                used[name] += 1
-        elif kinds[node] == 2:
-            name = classes[classes_from[node]]
-            kept = begin = rooms[name]
-            until_s = start_s
-            for place in range(begin, begin + used[name]):
-                if was_s[place] <= began_s[node] and to_s[place] <= start_s:
+    from_s, to_s, begins_s, ends_s = room[0], room[1], times_s[0], times_s[1]
+    later = [(0.0, 0)][:0]
+    now = [node for node in range(len(own_s)) if missing[node] == 0 and kinds[node] > 0]
+    while now or later:
+        if now:
+            node = now.pop()
+            end_s = begins_s[node] + own_s[node]
+            if kinds[node] > 1:
+                heappush(later, (begins_s[node] if kinds[node] == 3 else end_s, node))
+                continue
+        else:
+            at_s, node = heappop(later)
+            start_s = begins_s[node]
+            end_s = start_s + own_s[node]
+            if kinds[node] == 3 and slowdown > 1.0:
+                for at in range(classes_from[node], classes_from[node + 1]):
+                    place = rooms[classes[at]] + used[classes[at]]
+                    from_s[place], to_s[place] = start_s, end_s
+                    used[classes[at]] += 1
+            elif kinds[node] == 2:
+                name = classes[classes_from[node]]
+                kept = begin = rooms[name]
+                until_s = start_s
+                for place in range(begin, begin + used[name]):
+                    if to_s[place] <= start_s:  # work of a class is done piece after piece
+                        continue
+                    from_s[kept], to_s[kept] = from_s[place], to_s[place]
+                    if from_s[kept] < end_s:
+                        since_s = max(from_s[kept], until_s)  # each its own part, as in delay_work
+                        most_s = (to_s[kept] - since_s) * (1.0 - 1.0 / slowdown)
+                        end_s += max(0.0, min((end_s - since_s) * (slowdown - 1.0), most_s))
+                        until_s = max(until_s, to_s[kept])
+                    kept += 1
+                used[name] = kept - begin
+                if end_s > at_s:
+                    heappush(later, (end_s, node))
                     continue
-                was_s[kept], from_s[kept], to_s[kept] = was_s[place], from_s[place], to_s[place]
-                if from_s[kept] < end_s:  # others begin after the work
-                    since_s = max(from_s[kept], until_s)  # each its own part, as in delay_work
-                    most_s = (to_s[kept] - since_s) * (1.0 - 1.0 / slowdown)
-                    end_s += max(0.0, min((end_s - since_s) * (slowdown - 1.0), most_s))
-                    until_s = max(until_s, to_s[kept])
-                kept += 1
-            used[name] = kept - begin
-            timed_s[name] = max(timed_s[name], end_s)
-        begins_s[node], ends_s[node] = start_s, end_s
-    return in_order
+        ends_s[node] = end_s
+        for at in range(users_from[node], users_from[node + 1]):
+            user = users[at]
+            begins_s[user] = max(begins_s[user], end_s)
+            missing[user] -= 1
+            if missing[user] == 0 and kinds[user] > 0:
+                now.append(user)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.memo import once
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.simulate.engine.retiming import (
@@ -44,6 +45,9 @@ from perfmodel.training.plan.step_plan import StepPlan
 MOST_MET = 0.1
 """Share of their time by which collectives may have delayed each other where ends of intervals are
 timed again: with 4 % these are off by up to 6e-4 of the step, with 13 % by up to 3e-3."""
+TASKS_WORTH_A_CHANGE = 64
+"""Tasks of a run that take as long as one change of rates, about a millisecond, where the run is
+timed again some fifteen times: compiled loops are loaded where they pay."""
 ROUNDING = 1e-9
 """Share of a time up to which it is the same."""
 
@@ -101,27 +105,26 @@ class RetimedSteps:
         is_sure = np.allclose((whole_s, least_s), (base_s, most_s), rtol=ROUNDING, atol=0.0)
         return most_s if is_sure else None
 
-    def steps_s(self, setups: Sequence[SimulationSetup]) -> list[float]:
-        """Return the mean counted step of each setup, simulated where it has to be; seconds.
+    def end_s(self, setup: SimulationSetup) -> float:
+        """Return the mean counted step of a setup, simulated where it has to be; seconds.
 
         That is also where communication meets with these numbers only.
         """
-        everything = (*setups, self.base.setup)  # the run itself tells what meets anyway
-        plans = [split_classes(setup, self.disturbances)[0] for setup in everything]
-        if self.met > MOST_MET or not all(have_same_order(self.base.plan, plan) for plan in plans):
-            return [self._simulated_s(setup) for setup in setups]
-        retimed = self._order.retime(
-            [*map(partial(self._durations, self.disturbances), everything, plans)]
-        )
-        *steps_s, _ = self._counted_s(retimed)
-        if self.is_met:
-            return steps_s
-        usual = retimed.overlaps(-1)
-        for at, setup in enumerate(setups):
-            newly = retimed.overlaps(at) - usual
-            if not retimed.are_in_order[at] or self._meet(newly, setup, self.disturbances):
-                steps_s[at] = self._simulated_s(setup)
-        return steps_s
+        plan = split_classes(setup, self.disturbances)[0]
+        if self.met > MOST_MET or not have_same_order(self.base.plan, plan):
+            return self._simulated_s(setup)
+        retimed = self._order.retime([self._durations(self.disturbances, setup, plan)])
+        if not self.is_met:
+            newly = retimed.overlaps(0) - self._usual_overlaps
+            if self._meet(newly, setup, self.disturbances):
+                return self._simulated_s(setup)
+        return self._counted_s(retimed)[0]
+
+    @cached_property
+    def _usual_overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
+        """What meets anyway, as the run itself tells."""
+        usual = self._durations(self.disturbances, self.base.setup, self.base.plan)
+        return self._order.retime([usual]).overlaps(0)
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: one step less where all are the same, as its last changes alike."""
@@ -143,7 +146,7 @@ class RetimedSteps:
         is_alone = setup.fidelity == "free" or not (
             self.is_met or self._meet(retimed.overlaps(0), setup, disturbances)
         )
-        return Step(self._counted_s(retimed)[0], is_alone and bool(retimed.are_in_order[0]))
+        return Step(self._counted_s(retimed)[0], is_alone)
 
     def _meet(
         self,
@@ -165,6 +168,8 @@ class RetimedSteps:
 
     @cached_property
     def _order(self) -> RunOrder:
+        effort = timer_of(self.base.setup, self.disturbances).keep(Effort)
+        effort.expect(self.base.steps * len(self.base.plan.tasks) // TASKS_WORTH_A_CHANGE)
         return RunOrder(self.base.plan, self.base.run)
 
     def _counted_s(self, retimed: Retimed) -> list[float]:

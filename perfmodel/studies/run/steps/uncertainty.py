@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -152,10 +151,10 @@ def _steps_of(
 ) -> dict[str, list[float]]:
     """Return the steps of all ends by what is uncertain, at the fidelity of the run; seconds."""
     fidelity = again.base.setup.fidelity
-    steps_s = iter(
-        again.steps_s([replace(each, fidelity=fidelity) for own in ends.values() for each in own])
-    )
-    return {name: list(islice(steps_s, len(own))) for name, own in ends.items()}
+    return {
+        name: [again.end_s(replace(each, fidelity=fidelity)) for each in own]
+        for name, own in ends.items()
+    }
 
 
 def scaled_ends(origin: str, share: float, ends_s: Iterable[float]) -> Uncertainty:
