@@ -122,7 +122,13 @@ def plan_scenario(
     hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
     section, listed = apply_list(scenario, section, hardware)
     sweep = partial(
-        run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
+        run_sweep,
+        profile=profile,
+        jobs=jobs,
+        backend=backend,
+        scheduler=scheduler,
+        store=store,
+        before={},  # an upgrade of what is no hardware takes the steps of what it upgrades
     )
     if section.search_batch:
         section = search_batches(

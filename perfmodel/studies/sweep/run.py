@@ -24,7 +24,7 @@ from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.source_map import SourceMap, format_value
 from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
-from perfmodel.studies.sweep.store import FIGURES, Answer, Store, answer
+from perfmodel.studies.sweep.store import FIGURES, Answer, Store, answer, without_ends
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.topology.composed.load import node_files
 from perfmodel.topology.templates.gpus import user_tables
@@ -88,6 +88,10 @@ class SweepResult:
         )
 
 
+STEP = "step of "
+"""Beginning of the keys of answers without ends."""
+
+
 def run_sweep(
     variants: Sequence[Variant],
     *,
@@ -98,6 +102,7 @@ def run_sweep(
     profile: Profile | None = None,
     progress: Progress | None = None,
     with_ends: bool = True,
+    before: dict[str, Answer] | None = None,
 ) -> SweepResult:
     """Answer all variants, each question once; the same bits whatever the number of workers.
 
@@ -118,6 +123,8 @@ def run_sweep(
         Called with (variants done, all variants).
     with_ends : bool
         Whether answers have intervals and bottlenecks, which take ten times as long as a step.
+    before : dict, optional
+        Answers of sweeps before this one with the same profile, by key, which it extends.
 
     Raises
     ------
@@ -131,13 +138,14 @@ def run_sweep(
     version, files = "" if store is None else model_version(), dict[Path, str]()
     of_profile = "" if profile is None else _digest(profile.model_dump_json())
     keys = [
-        ("" if with_ends else "step of ") + make_key(variant, of_profile, version, files)
+        ("" if with_ends else STEP) + make_key(variant, of_profile, version, files)
         for variant in variants
     ]
     first = dict(reversed(list(zip(keys, variants, strict=True))))
     with Store(Path(store)) if store is not None else nullcontext() as storage:
         answers = storage.find(first) if storage is not None else {}
         reused = sum(key in answers for key in keys)
+        answers |= {key: each for key, each in (before or {}).items() if key in first}
         missing = [(key, variant) for key, variant in first.items() if key not in answers][::-1]
         calls = [(key, each.scenario, profile, with_ends) for key, each in missing if each.scenario]
         results = map_unordered(
@@ -149,6 +157,10 @@ def run_sweep(
             answers[key] = result
             if storage is not None:
                 storage.add(key, first[key].set, result)
+    if before is not None:
+        before |= answers
+        found = answers if with_ends else {}
+        before |= {STEP + k: without_ends(own) for k, own in found.items() if own.status == "ok"}
     return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 

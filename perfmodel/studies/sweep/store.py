@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,6 +104,11 @@ def answer(scenario: Scenario, profile: Profile | None = None, *, with_ends: boo
             point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
         ),
     )
+
+
+def without_ends(whole: Answer) -> Answer:
+    """Return an answer as if it had been asked for without intervals and bottlenecks."""
+    return replace(whole, low_s=None, high_s=None, bottleneck="", rests_on=None)
 
 
 # ---------------------------------------------------------------- store of answers

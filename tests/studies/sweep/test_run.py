@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.scenario import load_scenario
+from perfmodel.calibrate import Profile
+from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.sweep import run as keys
 from perfmodel.studies.sweep import variants
+from perfmodel.studies.sweep.store import Answer
 
 
 def keys_of(path: Path, **grid) -> list[str]:
@@ -119,3 +121,25 @@ def test_a_step_alone_is_the_same_step_and_no_stored_answer(
     assert step.step_time_s == answer.step_time_s
     assert step.low_s is None
     assert answer.low_s is not None
+
+
+def test_steps_of_answers_with_ends_are_not_simulated_again(
+    scenario_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = variants(load_scenario(scenario_file), grid={"what_if.compute": [1, 2]})
+    alone = keys.run_sweep(found, jobs=1, with_ends=False).answers
+    asked: list[bool] = []
+    answer = keys.answer
+
+    def count(scenario: Scenario, profile: Profile | None, *, with_ends: bool) -> Answer:
+        asked.append(with_ends)
+        return answer(scenario, profile, with_ends=with_ends)
+
+    monkeypatch.setattr(keys, "answer", count)
+    before: dict[str, Answer] = {}
+    keys.run_sweep(found[:1], jobs=1, before=before)
+    assert keys.run_sweep(found, jobs=1, with_ends=False, before=before).answers == alone
+    assert asked == [True, False]
+    whole = keys.run_sweep(found, jobs=1, before=before).answers
+    assert asked == [True, False, True]  # a step alone is no answer with ends
+    assert all(each.low_s < each.step_time_s < each.high_s for each in whole)
