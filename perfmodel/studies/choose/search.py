@@ -2,8 +2,9 @@
 
 Layouts are taken by their lower bounds: first what a step of each takes at least is worked out,
 then memory, and what is left at the head of the queue is simulated, until the next bound is not
-below the best simulated step. So nothing that was left out can be quicker, unless the number of
-simulations ends the search. Then the winner is tried with other sizes of buckets.
+below the best simulated step. What recomputes is no quicker than the same layout that does not. So
+nothing that was left out can be quicker, unless the number of simulations ends the search. Then the
+winner is tried with other sizes of buckets.
 
 With so many seconds, the search ends with the best so far, and says how much quicker a layout that
 was left out may be.
@@ -21,7 +22,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -94,14 +95,16 @@ def _simulate_candidate(
 class _Queued:
     """A layout in the queue.
 
-    `memory`: once it was checked, and the bound is that of its plan.
+    `memory`: once it was checked.
     `needed_bytes`: where it does not fit; infinite where that was plain at once.
+    `planned`: whether the bound is that of its plan, or of one that it is no quicker than.
     """
 
     bound_s: float
     number: int
     memory: Memory | None = field(default=None, compare=False)
     needed_bytes: float | None = field(default=None, compare=False)
+    planned: bool = field(default=False, compare=False)
     sized: SizedJob | None = field(default=None, compare=False)
 
 
@@ -199,6 +202,11 @@ class _Search:
     checks: dict[int, _Queued | InputError] = field(default_factory=dict)
     ready: dict[LayoutCandidate, SimulatedStep | InputError] = field(default_factory=dict)
 
+    @cached_property
+    def numbers(self) -> dict[LayoutCandidate, int]:
+        """Numbers of the layouts that are listed."""
+        return {each: number for number, each in enumerate(self.candidates)}
+
     @property
     def best_s(self) -> float:
         """Quickest step so far; seconds."""
@@ -230,7 +238,8 @@ class _Search:
                 break
             if queue[0].memory is not None:
                 self._begin_next(queue, most - len(self.simulated), exhaustive=exhaustive)
-            again = self._look(heapq.heappop(queue))
+            head = heapq.heappop(queue)
+            again = (None if exhaustive else self._bound_by_less(head)) or self._look(head)
             if again is not None:
                 heapq.heappush(queue, again)
 
@@ -260,6 +269,23 @@ class _Search:
         calls = [(self.question, each) for each in candidates if each not in self.ready]
         if not self.workers.alone and len(calls) > 1:
             self.ready.update(map_unordered(_simulate_candidate, calls, **asdict(self.workers)))
+
+    def _bound_by_less(self, head: _Queued) -> _Queued | None:
+        """Return a layout with a higher bound by the one that recomputes nothing, if there is one.
+
+        It is not quicker. Once the other was simulated, only a plan could say that it may be nearly
+        as quick: that is taken to be as much longer as its kernels are.
+        """
+        own = self.candidates[head.number]
+        less = self.numbers.get(replace(own, recompute="none"), head.number)
+        known = self.checks.get(less)
+        if less == head.number or not isinstance(known, _Queued) or known.needed_bytes is not None:
+            return None
+        bound_s = known.bound_s
+        if any(number == less for _, number, _ in self.simulated):
+            of_less_s = self.bounds.lower_bound_s(self.candidates[less])
+            bound_s += self.bounds.lower_bound_s(own) - of_less_s
+        return replace(head, bound_s=bound_s, planned=True) if bound_s > head.bound_s else None
 
     def _look(self, head: _Queued) -> _Queued | None:
         """Simulate a layout that is checked, or return it checked if it is possible and fits."""
@@ -299,6 +325,7 @@ class _Search:
                 max(head.bound_s, plan_s),
                 head.number,
                 memory,
+                planned=True,
                 sized=sized if plan_s < self.best_s else None,
             )
 
@@ -377,7 +404,7 @@ class _Search:
             impossible=self.impossible,
             too_big=self.too_big,
             bounded=len(queue),
-            bounded_by_plan=sum(each.memory is not None for each in queue),
+            bounded_by_plan=sum(each.planned for each in queue),
             simulated=len(self.simulated),
             unproven=max(
                 0.0,

@@ -9,6 +9,7 @@ from perfmodel.report.run.parallelism import best_table, describe_search
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_layout
+from perfmodel.studies.choose.step_bound import StepBounds
 from perfmodel.studies.compare import compare
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.run import run_scenario
@@ -79,6 +80,22 @@ def test_equals_simulating_all_that_fits(small, changes):
     for search in (searched, every):
         parts = search.impossible + search.too_big + search.bounded + search.simulated
         assert parts == search.listed
+
+
+def test_what_recomputes_in_vain_is_bounded_without_its_plan(small, monkeypatch):
+    """All layouts fit without recomputing, and are quicker by then."""
+    fewer, planned, plan_s = {"strategy.micro_batch": 4}, [], StepBounds.plan_s
+    alone = choose_layout(change_scenario(small, fewer))
+    monkeypatch.setattr(StepBounds, "plan_s", lambda *of: planned.append(of) or plan_s(*of))
+    found = choose_layout(change_scenario(small, fewer | {"strategy.recompute": ["none", "full"]}))
+    assert found.winner == alone.winner
+    assert (found.listed, found.bounded) == (2 * alone.listed, 2 * alone.bounded)
+    assert found.unproven == 0
+    assert (
+        len(planned)
+        < found.simulated + found.bounded_by_plan
+        == 2 * (alone.simulated + alone.bounded_by_plan)
+    )
 
 
 @pytest.mark.usefixtures("steps_alone")
