@@ -27,10 +27,10 @@ sockets      Gloo without other traffic or a   one connection for each pair     
 rank vector  ranks with jitter, if one         at most one collective at a      an array operation
              collective is in progress at a    time, among all ranks            for each task
              time
-retiming     ends of intervals and limits of   one job without changes,         an array operation
-             a run: other durations in place   traffic or jitter, whose         for each task, for
-             of those that were simulated      collectives do not delay each    all durations at
-                                               other; beyond up to 6e-4         once
+retiming     ends of intervals and limits of   one job without changes,         a microsecond for
+             a run: other durations in place   traffic or jitter, whose         each task, by a
+             of those that were simulated      collectives do not delay each    queue in order of
+                                               other; beyond up to 6e-4         time
 surrogate    search for buckets in `perfmodel  one all-reduce at a time, alike  microseconds for a
              tune`; the simulation checks it   ranks, host ahead of the device  set of buckets
 ===========  ================================  ===============================  ==================

@@ -90,23 +90,20 @@ def _are_works(*tasks: Task) -> bool:
 class Retimed:
     """A run with other durations.
 
-    `step_ends_s`: when its steps end; seconds, shape (steps, changes).
+    `step_ends_s`: when its steps end; seconds, shape (steps,).
     """
 
     step_ends_s: FloatArray
     _calls: Sequence[CollectiveCall | None]
     _ran: NDArray[np.bool_]
-    _times_s: Sequence[tuple[FloatArray, FloatArray]]
-    """By change, when nodes begin and end."""
+    _begins_s: FloatArray
+    _ends_s: FloatArray
 
-    def overlaps(self, change: int) -> frozenset[frozenset[CollectiveCall]]:
-        """Return the pairs of collectives that are in progress at the same time.
-
-        `change`: number of the durations.
-        """
+    def overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
+        """Return the pairs of collectives that are in progress at the same time."""
         pairs, active = set[frozenset[Any]](), list[tuple[float, CollectiveCall | None]]()
-        begins_s, ends_s = (times_s[self._ran].tolist() for times_s in self._times_s[change])
-        rows = zip(begins_s, ends_s, compress(self._calls, self._ran), strict=True)
+        times_s = self._begins_s[self._ran].tolist(), self._ends_s[self._ran].tolist()
+        rows = zip(*times_s, compress(self._calls, self._ran), strict=True)
         for start_s, end_s, call in sorted(rows, key=itemgetter(0, 1)):
             active = [each for each in active if each[0] > start_s]
             pairs.update(frozenset((call, other)) for _, other in active)
@@ -116,7 +113,7 @@ class Retimed:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """What ran, causes before effects, to be timed again.
+    """What ran, to be timed again.
 
     `plan`: of the run; see `can_be_retimed`.
     `run`: without jitter, on a machine that did not change, with no other traffic.
@@ -147,20 +144,16 @@ class RunOrder:
         factors[own.first[late]] = alone_s[own.first[late]] / own.took_s[late]
         return factors
 
-    def retime(self, changes: Sequence[Durations], steps: int | None = None) -> Retimed:
+    def retime(self, change: Durations, steps: int | None = None) -> Retimed:
         """Return what the run takes with other durations; of its first `steps` only, if given."""
         own, steps = self._nodes, len(self.run.step_ends_s) if steps is None else steps
         kinds = np.where(own.steps < steps, own.kinds, LEFT_OUT)
-        counts = (kinds != LEFT_OUT) & ~own.on_host
-        step_ends_s = np.zeros((steps, len(changes)))
-        times_s = list[tuple[FloatArray, FloatArray]]()
-        for at, change in enumerate(changes):
-            own_s = own.took_s * change.factors[own.first]
-            own_s = np.where(own.kinds == COLLECTIVE, own_s, change.work_s[own.first] * own.stretch)
-            begins_s, ends_s = own.times_s(own_s, kinds, change.slowdown)
-            np.maximum.at(step_ends_s[:, at], own.steps[counts], ends_s[counts])
-            times_s.append((begins_s, ends_s))
-        return Retimed(step_ends_s, own.calls, kinds == COLLECTIVE, times_s)
+        counts, step_ends_s = (kinds != LEFT_OUT) & ~own.on_host, np.zeros(steps)
+        own_s = own.took_s * change.factors[own.first]
+        own_s = np.where(own.kinds == COLLECTIVE, own_s, change.work_s[own.first] * own.stretch)
+        begins_s, ends_s = own.times_s(own_s, kinds, change.slowdown)
+        np.maximum.at(step_ends_s, own.steps[counts], ends_s[counts])
+        return Retimed(step_ends_s, own.calls, kinds == COLLECTIVE, begins_s, ends_s)
 
 
 # ---------------------------------------------------------------- who waits for whom
@@ -200,7 +193,8 @@ def _nodes_of(plan: StepPlan, run: Run) -> _Nodes:
 
 def _times_of(plan: StepPlan, run: Run) -> FloatArray:
     """Return when tasks began and ended, and their stretch; shape (steps, tasks, 3)."""
-    rows = np.array([(ran[1], at, *ran[2:4], ran[5]) for at, ran in _indexed(plan, run)])
+    ran = [(each[1], at, *each[2:4], each[5]) for at, each in _indexed(plan, run)]
+    rows = np.array(ran, float).reshape(-1, 5)
     times = np.zeros((len(run.step_ends_s), len(plan.tasks), 3))
     times[tuple(rows[:, :2].T.astype(np.int64))] = rows[:, 2:]
     return times

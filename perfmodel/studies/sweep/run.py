@@ -158,9 +158,8 @@ def run_sweep(
             if storage is not None:
                 storage.add(key, first[key].set, result)
     if before is not None:
-        before |= answers
-        found = answers if with_ends else {}
-        before |= {STEP + k: without_ends(own) for k, own in found.items() if own.status == "ok"}
+        whole = [(key, each) for key, each in answers.items() if with_ends and each.status == "ok"]
+        before |= answers | {STEP + key: without_ends(each) for key, each in whole}
     return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 

@@ -100,8 +100,8 @@ class RetimedSteps:
             return None if self.is_met else base_s
         usual = self._durations(self.disturbances, self.base.setup, self.base.plan)
         alone = replace(usual, factors=self._order.alone_at_last(self._alone_s))
-        whole_s = self._order.retime([usual]).step_ends_s[0, 0]
-        least_s, most_s = self._order.retime([alone, usual], steps=1).step_ends_s[0].tolist()
+        whole_s = self._order.retime(usual).step_ends_s[0]
+        least_s, most_s = (float(self._order.retime(d, 1).step_ends_s[0]) for d in (alone, usual))
         is_sure = np.allclose((whole_s, least_s), (base_s, most_s), rtol=ROUNDING, atol=0.0)
         return most_s if is_sure else None
 
@@ -113,18 +113,18 @@ class RetimedSteps:
         plan = split_classes(setup, self.disturbances)[0]
         if self.met > MOST_MET or not have_same_order(self.base.plan, plan):
             return self._simulated_s(setup)
-        retimed = self._order.retime([self._durations(self.disturbances, setup, plan)])
+        retimed = self._order.retime(self._durations(self.disturbances, setup, plan))
         if not self.is_met:
-            newly = retimed.overlaps(0) - self._usual_overlaps
+            newly = retimed.overlaps() - self._usual_overlaps
             if self._meet(newly, setup, self.disturbances):
                 return self._simulated_s(setup)
-        return self._counted_s(retimed)[0]
+        return self._counted_s(retimed)
 
     @cached_property
     def _usual_overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
         """What meets anyway, as the run itself tells."""
         usual = self._durations(self.disturbances, self.base.setup, self.base.plan)
-        return self._order.retime([usual]).overlaps(0)
+        return self._order.retime(usual).overlaps()
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: one step less where all are the same, as its last changes alike."""
@@ -142,11 +142,11 @@ class RetimedSteps:
         plan = split_classes(setup, disturbances)[0]
         if np.isinf(self.met) or not have_same_order(self.base.plan, plan):
             return Step(np.nan, is_exact=False)
-        retimed = self._order.retime([self._durations(disturbances, setup, plan)])
+        retimed = self._order.retime(self._durations(disturbances, setup, plan))
         is_alone = setup.fidelity == "free" or not (
-            self.is_met or self._meet(retimed.overlaps(0), setup, disturbances)
+            self.is_met or self._meet(retimed.overlaps(), setup, disturbances)
         )
-        return Step(self._counted_s(retimed)[0], is_alone)
+        return Step(self._counted_s(retimed), is_alone)
 
     def _meet(
         self,
@@ -172,12 +172,9 @@ class RetimedSteps:
         effort.expect(self.base.steps * len(self.base.plan.tasks) // TASKS_WORTH_A_CHANGE)
         return RunOrder(self.base.plan, self.base.run)
 
-    def _counted_s(self, retimed: Retimed) -> list[float]:
-        ends_s = np.insert(retimed.step_ends_s, 0, 0.0, axis=0)
-        return [
-            step_s / self.base.counted
-            for step_s in (ends_s[-1] - ends_s[-1 - self.base.counted]).tolist()
-        ]
+    def _counted_s(self, retimed: Retimed) -> float:
+        ends_s = [0.0, *retimed.step_ends_s.tolist()]
+        return float((ends_s[-1] - ends_s[-1 - self.base.counted]) / self.base.counted)
 
     def _durations(
         self, disturbances: Sequence[Disturbance], setup: SimulationSetup, plan: StepPlan
