@@ -329,7 +329,7 @@ def time_nodes(  # noqa: C901, PLR0912  (numba caches a function without those t
     on: when each begins and ends.
     """
     from_s, to_s, begins_s, ends_s = room[0], room[1], times_s[0], times_s[1]
-    later = [(0.0, 0)][:0]
+    later = [(0.0, 0)][:0]  # empty; a compiled loop has to know of what
     now = [node for node in range(len(own_s)) if missing[node] == 0 and kinds[node] > 0]
     while now or later:
         if now:
