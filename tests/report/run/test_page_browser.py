@@ -51,7 +51,7 @@ def test_page_opens_cleanly(browser: Browser, page_file: Path, width: int, heigh
 def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(page_file.as_uri())
-    page.wait_for_function("document.querySelector('#scaling table.stacked')")
+    page.wait_for_selector("#scaling table.stacked")
     boxes = "[...document.querySelectorAll('.scroll')]"
     assert page.evaluate(f"{boxes}.filter(b => b.scrollWidth > b.clientWidth).length") == 0
     # No rows are hidden without a sign: short tables stand whole, long ones are shaded below.
@@ -68,6 +68,6 @@ def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> No
     assert shown == '"Step"'
     # On a desk the same page has its table again.
     page.set_viewport_size({"width": 1280, "height": 900})
-    page.wait_for_function("!document.querySelector('table.stacked')")
+    page.wait_for_selector("table.stacked", state="detached")
     assert row.evaluate("row => getComputedStyle(row).display") == "table-row"
     page.close()
