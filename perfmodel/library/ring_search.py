@@ -67,7 +67,7 @@ def _is_whole_mesh(
     share none (ROCm/rccl ``src/graph/rome_models.cc``: seven and their reverses on 8 MI300X).
     """
     count = len(gpus)
-    is_whole = topology.gpu.amd and count == topology.gpus_per_host
+    is_whole = topology.gpu.amd and count == topology.gpus_per_host > 2
     return is_whole and Counter(lanes.values()) == {1: count * (count - 1)}
 
 

@@ -55,6 +55,17 @@ def test_rings_use_each_link_of_a_board_alike(hosts: int) -> None:
     assert all(sorted(ring) == list(range(8 * hosts)) for ring in rings.orders.tolist())
 
 
+@pytest.mark.parametrize("gpus", range(1, 9))
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_boards_of_any_size_have_rings(gpus: int, hosts: int) -> None:
+    fabric = "rail-optimised" if hosts > 1 else None
+    node = describe("MI355X", gpus=gpus, intra="xGMI", network="RoCE", nics=gpus, nic_Gbps=400).node
+    topology: Topology = build_topology(node, hosts=hosts, fabric=fabric)
+    if len(topology.ranks) > 1:
+        rings = rings_over(topology, Router(topology), range(gpus * hosts))
+        assert all(sorted(ring) == list(range(gpus * hosts)) for ring in rings.orders.tolist())
+
+
 def test_part_of_a_board_keeps_the_links_of_the_whole() -> None:
     node = describe("MI300X", gpus=4, intra="xGMI").node
     nvlinks = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
