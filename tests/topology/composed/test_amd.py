@@ -59,8 +59,7 @@ def test_rings_use_each_link_of_a_board_alike(hosts: int) -> None:
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_boards_of_any_size_have_rings(gpus: int, hosts: int) -> None:
     fabric = "rail-optimised" if hosts > 1 else None
-    node = describe("MI355X", gpus=gpus, intra="xGMI", network="RoCE", nics=gpus, nic_Gbps=400).node
-    topology: Topology = build_topology(node, hosts=hosts, fabric=fabric)
+    topology: Topology = build_topology("mi355x-x8", hosts=hosts, fabric=fabric, gpus_per_host=gpus)
     if len(topology.ranks) > 1:
         rings = rings_over(topology, Router(topology), range(gpus * hosts))
         assert all(sorted(ring) == list(range(gpus * hosts)) for ring in rings.orders.tolist())
