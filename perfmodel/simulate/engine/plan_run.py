@@ -83,9 +83,12 @@ class PlanRun:
             self._ends_by_itself(self._graph.queues[queue][1], task)
             for queue, task in zip(self._graph.queue_of, plan.tasks, strict=True)
         ]
-        self._hosts = [
+        hosts = [
             number for number in range(len(self._graph.queues)) if self._waits_for_nobody(number)
         ]
+        self._hosts = (
+            hosts if len(hosts) < len(self._graph.queues) else []
+        )  # one is stepped through
         self._participants = participants_of(plan)
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
@@ -124,7 +127,6 @@ class PlanRun:
         return (
             stream.kind == "host"
             and self._stretch is None
-            and len(self._graph.queues) > 1
             and all(
                 self._end_by_themselves[index]
                 and not self._graph.waits[index]
