@@ -108,10 +108,10 @@ def _factor_elements(tensor: ParameterTensor, kind: OptimizerKind) -> int:
 
 def _sides(tensor: ParameterTensor, factors: Factors) -> Iterator[tuple[int, int, int]]:
     """Sides of a tensor or its blocks that have factors: length, what stands across, how many."""
-    count, *shape = _batch(tensor)
+    count, *shape = _batch(tensor) if factors.longest else (1,)  # most optimizers have none
     cuts = [
         Counter({length % most: 1, most: length // most}) - Counter({0: 1})
-        for length in (shape if factors.longest else ())
+        for length in shape
         for most in [factors.longest if factors.cuts else length]
     ]
     for block in product(*cuts) if len(cuts) > 1 else ():
