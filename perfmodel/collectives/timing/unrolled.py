@@ -16,6 +16,10 @@ from perfmodel.collectives.schedule import Phase
 MOST_TRACED = 200_000
 """Edges up to which rings are searched whose edges are not consecutive."""
 
+MOST_TREE_EDGES = 1 << 17
+"""Edges of trees up to which pieces are worked out one after the other: for each of a hundred
+changes of rates, numbers of all edges are kept, up to a quarter of a GB."""
+
 
 class ContiguousPhase(NamedTuple):
     """Arrays of a phase, contiguous; `begins`: edges in the order in which they begin."""
@@ -106,12 +110,17 @@ class UnrolledPhases:
 
     @cached_property
     def are_trees(self) -> bool:
-        """Whether all edges send as many pieces, each once edges before it have brought it."""
+        """Whether all edges send as many pieces, each once edges before it have brought it.
+
+        And there are few enough of them (`MOST_TREE_EDGES`).
+        """
         phase = self.phases[0]
         if len(self.phases) > 1 or not self.pipelined or phase.drained:
             return False
         count = int(phase.active[0])
-        return count > 0 and bool((phase.active == count).all())
+        return (
+            0 < self.edges <= MOST_TREE_EDGES and count > 0 and bool((phase.active == count).all())
+        )
 
     @cached_property
     def tree_feeders(self) -> IntArray:

@@ -169,8 +169,10 @@ def predictions(
         case = Case(system, op, algorithm, protocol, constants)
         return Prediction(algorithm, protocol, _time_s(case, nbytes, settings))
 
-    pairs = _enabled_pairs(system, op, settings, constants)
-    estimates = sorted(starmap(estimate, pairs), key=lambda each: each.time_s)
+    estimates = sorted(
+        starmap(estimate, _enabled_pairs(system, op, settings, constants)),
+        key=lambda each: each.time_s,
+    )
     if constants.by_size and op == "all_reduce":
         largest = tree_threshold(system, settings, constants.by_size)
         taken_by_size = "tree" if nbytes <= largest else "ring"
