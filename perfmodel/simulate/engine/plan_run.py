@@ -86,9 +86,8 @@ class PlanRun:
         hosts = [
             number for number in range(len(self._graph.queues)) if self._waits_for_nobody(number)
         ]
-        self._hosts = (
-            hosts if len(hosts) < len(self._graph.queues) else []
-        )  # one is stepped through
+        # They pass when another stream begins a step: without one, each steps as a device does.
+        self._hosts = hosts if len(hosts) < len(self._graph.queues) else []
         self._participants = participants_of(plan)
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
