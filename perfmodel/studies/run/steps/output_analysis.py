@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, raise_faults
+from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.training.plan.step_plan import Compute, StepPlan
@@ -26,7 +27,8 @@ MANY_TASKS = 4096
 MOST_STEPS = 300
 """Counted steps at most."""
 JOB_STEPS = 20
-"""Counted steps beside other jobs, whose steps begin and end at other times."""
+"""Counted steps beside other jobs, whose steps begin and end at other times: fewer where another
+job does twice as many meanwhile."""
 AFTER_LAST = 3
 """Counted steps after the last moment at which something begins or ends."""
 FEWEST_BURSTS = 3
@@ -38,7 +40,7 @@ MOST_OTHER_STEPS = 200
 FEWEST_RANDOM, MOST_RANDOM = 30, 200
 """Steps with jitter: enough for a nearly normal mean, and few enough to take seconds."""
 FEWEST_AT_ALL = 5
-"""Steps with jitter where there are so many ranks that each step takes seconds."""
+"""Counted steps where each takes seconds: with jitter on many ranks, beside far shorter steps."""
 MEAN_WITHIN = 0.005
 """Target for the half width of the 80 % interval of the mean step, as a share of the step."""
 RANK_TASKS = 4e8
@@ -110,7 +112,7 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
         0 if jitter is None or plan is None else jitter_steps(jitter.cv, plan),
         0 if last_s is None else math.ceil(last_s / step_s) + AFTER_LAST,
         max(steps) + 1 + AFTER_LAST if steps else 0,
-        0 if job is None else math.ceil(job.start_s / step_s) + JOB_STEPS,
+        0 if job is None else math.ceil(job.start_s / step_s) + _steps_beside(job, step_s),
         *(
             math.ceil((flow.start_s + FEWEST_BURSTS * flow.every_s) / step_s)
             if flow.every_s is not None
@@ -119,6 +121,12 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
             if flow.every_s is not None or flow.nbytes is not None
         ),
     )
+
+
+def _steps_beside(job: BackgroundJob, step_s: float) -> int:
+    """Count the steps after which a job has been met at many times of its own steps."""
+    twice_as_many = math.ceil(2 * JOB_STEPS * busiest_stream_s(job.plan) / step_s)
+    return min(JOB_STEPS, max(FEWEST_AT_ALL, twice_as_many))
 
 
 def jitter_steps(cv: float, plan: StepPlan) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_each_kind_of_disturbance_needs_its_steps(disturbance: Disturbance, step
     assert count_needed_steps([slow, disturbance], 1.0, plan_of(2)) == steps
 
 
+@pytest.mark.parametrize(("other_s", "steps"), [(1.0, 20), (0.5, 20), (0.3, 12), (0.1, 5)])
+def test_far_shorter_steps_of_another_job_need_fewer(other_s: float, steps: int) -> None:
+    """It does 40 of its steps meanwhile, or this job does 20, and 5 at least."""
+    task = Task("forward", "forward", "all", "compute", Compute(other_s))
+    job = BackgroundJob(replace(plan_of(1), tasks=(task,)))
+    assert count_needed_steps([Disturbance("job", "", background_job=job)], 1.0, None) == steps
+
+
 def test_events_that_come_too_late_are_refused() -> None:
     last, late = (Disturbance("a fault", "events.0", faults=(LinkFault(at),)) for at in (297, 298))
     assert count_needed_steps([last], 1.0, plan_of(2)) == 300
@@ -103,6 +112,6 @@ def test_another_job_with_far_shorter_steps_is_refused() -> None:
     """Its 3 tasks of a second follow each other, so that no step of it is below 3 s."""
     job = BackgroundJob(plan_of(1, 3))
     allowed = Disturbance("job b on 2 nodes", "jobs.0", background_job=job)
-    assert count_needed_steps([allowed], 600.0, plan_of(2)) == 20
+    assert count_needed_steps([allowed], 600.0, plan_of(2)) == 5
     with pytest.raises(InputError, match=r"jobs\.0: .*b on 2 nodes: up to 201 of its"):
         count_needed_steps([allowed], 603.0, plan_of(2))
