@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, digest, sending_s
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.collectives.timing.recurrence import ReadyTimes
@@ -78,7 +78,8 @@ class Progress:
     is_kept: bool = True
     before: Progress | None = None
     change: Callable[[], Change] | None = None
-    _after: dict[Hashable, Progress] = field(default_factory=dict)
+    _after: dict[Hashable, tuple[Progress, FloatArray]] = field(default_factory=dict)
+    """The last that changed in a way, and its rates since then."""
     _clocks: AnyClocks | None = None
     """None where they have gone on with another leg."""
     _ends: CompletionTimes | None = None
@@ -96,22 +97,20 @@ class Progress:
         self._clocks = clocks
         return clocks
 
-    def go_on(
-        self, key: Callable[[], Hashable], change: Callable[[], Change], edges: int
-    ) -> Progress:
-        """Return it after a change, which `key` tells from others; `edges`: how many it has."""
+    def go_on(self, key: Hashable, change: Callable[[], Change], rates_Bps: FloatArray) -> Progress:
+        """Return it after a change to some rates; `key` tells what else changes."""
         known = self.timer.keep(KnownProgress)
         is_kept = self.is_kept and known.edges < MOST_KEPT
-        own = key() if is_kept or self._after else None
-        if own in self._after:
-            return self._after[own]
+        same, its_Bps = self._after.get(key, (self, None))
+        if its_Bps is not None and np.array_equal(its_Bps, rates_Bps):
+            return same
         after = Progress(self.timer, self.begin, is_kept, self if is_kept else None, change)
         after._clocks, self._clocks = self.clocks(), None
         after._clocks.change(*change())
         self.timer.keep(Effort).spend()
         if is_kept:
-            known.edges += edges
-            self._after[own] = after
+            known.edges += len(rates_Bps)
+            self._after[key] = after, rates_Bps
         return after
 
     def ends(self) -> CompletionTimes:
@@ -237,11 +236,8 @@ class Collective:
         """Go on at other rates."""
         at_s, stage = now_s - self.start_s, self.stage
         change = partial(_change, at_s, self.lowered, stage, rates_Bps, slower)
-        self._progress = self._own_progress().go_on(
-            lambda: (round(at_s / INSTANT_S), digest(rates_Bps), slower, stage),
-            change,
-            len(rates_Bps),
-        )
+        key = round(at_s / INSTANT_S), slower, stage
+        self._progress = self._own_progress().go_on(key, change, rates_Bps)
 
     def reroute(self, stage: Stage) -> None:
         """Change to other links from the next `set_rates` on."""
