@@ -157,7 +157,6 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
     kernels = 1 - (-len(trained) // most)
     joined, waits = f"flatten {name}", (*tasks.issue(name, kernels, RANKS, micro_batch=step), after)
     flat = tasks.copy(joined, 2 * nbytes, kernels, RANKS, after=waits, micro_batch=step)
-    waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)
     end = tasks.collective(
         f"average {name}",
         "all_reduce",
@@ -165,7 +164,7 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
         RANKS,
         communicator=group,
         key=name,
-        after=(waited,),
+        after=(tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step),),
         dtype=dtype,
         micro_batch=step,
     )

@@ -64,8 +64,7 @@ def padded_elements(elements: int, ranks: int) -> int:
     >>> padded_elements(1000, 4)
     1024
     """
-    unit = ranks * math.lcm(ranks, 8)
-    return round_up(elements, unit)
+    return round_up(elements, ranks * math.lcm(ranks, 8))
 
 
 PASSES_OF_STEP = {

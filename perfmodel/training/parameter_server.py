@@ -262,10 +262,9 @@ def _items(
         is_first, is_last = micro_batch == 0, micro_batch == last
         forward = forward_segments(workload, times, at_most=coarse)
         if is_first:  # the same groups of layers as backward's segments, in the order of forward
-            groups = [segment.indices[::-1] for segment in reversed(segments)]
             forward = tuple(
                 part
-                for layers in groups
+                for layers in [segment.indices[::-1] for segment in reversed(segments)]
                 for part in visit_segments(workload, times, layers, at_most=1, backward=False)
             )
         backward = segments if is_last else backward_segments(workload, times, at_most=coarse)

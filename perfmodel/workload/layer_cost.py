@@ -279,8 +279,7 @@ def _convolution_cost(
     passes_s: tuple[float, ...] = convolution_passes_s(conv, device)
     if pricing.transposes and not (conv.channels_last or conv.is_depthwise):
         # both feature maps of a pass are transposed, there or back
-        moved = conv.in_elements + conv.out_elements
-        copied_s = map_copy_s(moved, device) + 2 * device.ramp_s
+        copied_s = map_copy_s(conv.in_elements + conv.out_elements, device) + 2 * device.ramp_s
         passes_s = tuple(each + copied_s for each in passes_s)
         if pricing.plain is not None:
             passes_s = tuple(map(min, passes_s, convolution_passes_s(conv, pricing.plain)))

@@ -112,8 +112,7 @@ class Shard:
         """Words of the vocabulary with its padding."""
         if self.vocabulary_multiple is None:
             return vocabulary
-        multiple = self.vocabulary_multiple * self.tensor
-        return round_up(vocabulary, multiple)
+        return round_up(vocabulary, self.vocabulary_multiple * self.tensor)
 
 
 WHOLE = Shard()

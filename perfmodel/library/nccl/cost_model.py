@@ -144,8 +144,7 @@ def algorithm_GBps(case: Case) -> float:
     ratios = case.constants.bandwidth_ratio.get(case.algorithm)
     if ratios is None:
         return COST_MODELS[case.algorithm].bus_GBps(case) * _share(case)
-    ratio = ratios[case.scale][PROTOCOLS.index(case.protocol)]
-    return ratio * _channels_GBps(case) * _share(case)
+    return ratios[case.scale][PROTOCOLS.index(case.protocol)] * _channels_GBps(case) * _share(case)
 
 
 def _share(case: Case) -> float:

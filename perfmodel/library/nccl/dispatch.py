@@ -209,8 +209,7 @@ def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
     """Whether a ring between hosts has 64 bytes or more for each rank and channel."""
     system, rank_bytes = case.system, case.constants.plateau_rank_bytes
     ring = case.algorithm == "ring" and case.protocol == "simple" and case.op == "all_reduce"
-    full = nbytes / system.ranks >= (rank_bytes or 64 * channels)
-    return ring and system.nodes > 1 and full
+    return ring and system.nodes > 1 and nbytes / system.ranks >= (rank_bytes or 64 * channels)
 
 
 def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:

@@ -303,8 +303,7 @@ class PlanRun:
         """Record a task of a job that has an end."""
         if self._steps is not None:
             ready_s = self._ready_s(self._step_states[step], step, index)
-            task = self.plan.tasks[index]
-            self.executions.append((task, step, start_s, end_s, ready_s, stretch))
+            self.executions.append((self.plan.tasks[index], step, start_s, end_s, ready_s, stretch))
 
     def _free(self, state: StreamState, index: int) -> None:
         """Free the stream of a task that ends now, give back its semaphore, and start others."""

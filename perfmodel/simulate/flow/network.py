@@ -249,8 +249,7 @@ class FlowNetwork(Network):
             if links in solved or not users.are_used(links):
                 continue
             for component in users.components(links):
-                in_order = sorted(component, key=lambda job: sort_key(job, users.links(job).mark))
-                self._solve(in_order)
+                self._solve(sorted(component, key=lambda job: sort_key(job, users.links(job).mark)))
                 solved.update(users.links(job) for job in component)
 
     def _solve(self, jobs: list[Job]) -> None:

@@ -109,8 +109,7 @@ class HostRoutes:
         for nics, users in sharers.items():
             for position, gpu in enumerate(users):
                 start = position * max(1, len(nics) // len(users)) % len(nics)
-                rest = chain.from_iterable(near[gpu][1:])
-                ranked[gpu] = (*nics[start:], *nics[:start], *rest)
+                ranked[gpu] = (*nics[start:], *nics[:start], *chain.from_iterable(near[gpu][1:]))
         return ranked
 
 

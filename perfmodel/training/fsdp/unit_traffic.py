@@ -83,7 +83,6 @@ def _agree_on_scales(
     kernels = fixed_in("fsdp", "amax_kernels")
     for weight in unit.narrow:
         name = f"greatest value of {weight.name}"
-        issued = issue(step, name, kernels)
         # read for its absolute values, which are written and read
         agreed = communicate(
             step,
@@ -97,7 +96,7 @@ def _agree_on_scales(
                 name,
                 copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, kernels),
                 GATHER_COPIES,
-                (*issued, *ready),
+                (*issue(step, name, kernels), *ready),
             ),
             phase=phase,
         )

@@ -234,10 +234,9 @@ def sized_units(
     Raises `InputError`: as `wrap_units`.
     """
     apart, ready = expert_copies is not None, frozenset(workload.ready_order)
-    units = wrap_units(workload, options.wrap, options.unit_elements, experts_apart=apart)
     return tuple(
         _sized(unit, workload, options, ranks, expert_copies or ranks, ready, narrow)
-        for unit in units
+        for unit in wrap_units(workload, options.wrap, options.unit_elements, experts_apart=apart)
     )
 
 

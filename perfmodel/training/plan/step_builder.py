@@ -147,8 +147,7 @@ class StepBuilder:
         Raises `InputError`: a communicator that there is not.
         """
         communicator = next(iter(self._groups)) if group is None else group
-        groups = look_up(self._groups, communicator, "group")
-        members = {rank for each in groups for rank in each}
+        members = {rank for each in look_up(self._groups, communicator, "group") for rank in each}
         classes = [name for name, ranks in self._classes.items() if not members.isdisjoint(ranks)]
         return self._communicate(
             op, nbytes, classes, after, name, communicator, stream, root, marks

@@ -12,7 +12,6 @@ from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, raise_faults
-from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.training.plan.step_plan import Compute, StepPlan
@@ -112,7 +111,12 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
         0 if jitter is None or plan is None else jitter_steps(jitter.cv, plan),
         0 if last_s is None else math.ceil(last_s / step_s) + AFTER_LAST,
         max(steps) + 1 + AFTER_LAST if steps else 0,
-        0 if job is None else math.ceil(job.start_s / step_s) + _steps_beside(job, step_s),
+        0
+        if job is None
+        else math.ceil(job.start_s / step_s)
+        + max(
+            FEWEST_AT_ALL, math.ceil(JOB_STEPS * min(1.0, 2 * busiest_stream_s(job.plan) / step_s))
+        ),
         *(
             math.ceil((flow.start_s + FEWEST_BURSTS * flow.every_s) / step_s)
             if flow.every_s is not None
@@ -121,12 +125,6 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
             if flow.every_s is not None or flow.nbytes is not None
         ),
     )
-
-
-def _steps_beside(job: BackgroundJob, step_s: float) -> int:
-    """Count the steps after which a job has been met at many times of its own steps."""
-    twice_as_many = math.ceil(2 * JOB_STEPS * busiest_stream_s(job.plan) / step_s)
-    return min(JOB_STEPS, max(FEWEST_AT_ALL, twice_as_many))
 
 
 def jitter_steps(cv: float, plan: StepPlan) -> int:

@@ -114,10 +114,10 @@ class RetimedSteps:
         if self.met > MOST_MET or not have_same_order(self.base.plan, plan):
             return self._simulated_s(setup)
         retimed = self._order.retime(self._durations(self.disturbances, setup, plan))
-        if not self.is_met:
-            newly = retimed.overlaps() - self._usual_overlaps
-            if self._meet(newly, setup, self.disturbances):
-                return self._simulated_s(setup)
+        if not self.is_met and self._meet(
+            retimed.overlaps() - self._usual_overlaps, setup, self.disturbances
+        ):
+            return self._simulated_s(setup)
         return self._counted_s(retimed)
 
     @cached_property
