@@ -1,3 +1,3 @@
 """Version of the package."""
 
-__version__ = "0.18.0"
+__version__ = "0.19.0"

@@ -204,13 +204,7 @@ def attention_calls(shard: Shard, queries: float, pairs: float) -> Calls:
     `pairs`: elements of its keys, as many as of its values.
     """
     if shard.context_kind == "ulysses":
-        inputs = (queries, pairs, pairs)
-        return (
-            *(_call(shard, "all_to_all", each, "forward", before=True) for each in inputs),
-            _call(shard, "all_to_all", queries, "forward"),
-            _call(shard, "all_to_all", queries, "backward", before=True),
-            *(_call(shard, "all_to_all", each, "backward") for each in inputs),
-        )
+        return head_calls(shard, (queries, pairs, pairs), queries)
     if shard.library == "torch":
         return _torch_calls(shard, 2 * pairs)
     if shard.context_kind == "ring":
@@ -220,6 +214,19 @@ def attention_calls(shard: Shard, queries: float, pairs: float) -> Calls:
         _call(shard, "all_gather", whole, "forward", before=True, times=2),
         _call(shard, "all_gather", whole, "backward", before=True, times=2),
         _call(shard, "reduce_scatter", whole, "backward", times=2),
+    )
+
+
+def head_calls(shard: Shard, inputs: Sequence[float], output: float) -> Calls:
+    """Calls of a layer that runs some heads over all tokens, of which each rank has a part.
+
+    `inputs`, `output`: elements of a rank's own tokens and all heads, per sample.
+    """
+    return (
+        *(_call(shard, "all_to_all", each, "forward", before=True) for each in inputs),
+        _call(shard, "all_to_all", output, "forward"),
+        _call(shard, "all_to_all", output, "backward", before=True),
+        *(_call(shard, "all_to_all", each, "backward") for each in inputs),
     )
 
 

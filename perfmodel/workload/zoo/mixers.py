@@ -6,11 +6,14 @@ transformers runs them with the kernels of mamba_ssm, causal_conv1d and flash-li
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.scans import quantities, scan_operations, scan_table, total
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, Scan
-from perfmodel.workload.layer_calls import norm_calls
+from perfmodel.workload.layer_calls import head_calls, norm_calls
 from perfmodel.workload.model import ELEMENT_BYTES, Layer
 from perfmodel.workload.shard import Shard, divisor_faults
 from perfmodel.workload.zoo.decoder_block import BlockPlace, attention_part, projection
@@ -53,13 +56,25 @@ def check_mixers(name: str, shape: DecoderShape, shard: Shard) -> None:
     """Raise InputError where ranks would share a scan otherwise than Megatron-Core's do."""
     for mixer in mixers_of(shape)[:1]:
         shared = [(mixer.heads, "heads of a scan"), (mixer.groups, "groups of its keys")]
-        why = f"1 for {name!r}, whose scans hand no state on from rank to rank"
-        torch = shard.tensor > 1 and shard.library == "torch"
+        heads, groups, c = mixer.heads // shard.tensor, mixer.groups // shard.tensor, shard.context
+        is_repeated = MIXER_NAMES[mixer.names].rule == "ssd" and groups > 0 and c % groups == 0
+        degrees, why = {"tensor": shard.tensor, "context": c}, f"1 for {name!r}"
         raise_faults(
             divisor_faults("tensor", shard.tensor, shared)
+            + divisor_faults(
+                "context",
+                c,
+                [
+                    (heads, "heads of a scan that a rank has"),
+                    *[(groups, "groups of its keys that a rank has")] * (not is_repeated),
+                ],
+            )
             + failed(
-                (shard.context > 1, "context", str(shard.context), why),
-                (torch, "tensor", str(shard.tensor), f"1 for {name!r}, or library: megatron"),
+                *(
+                    (n > 1 and shard.library == "torch", at, str(n), f"{why}, or library: megatron")
+                    for at, n in degrees.items()
+                ),
+                (c > 1 and mixer.rank > 0, "context", str(c), f"{why}, whose scan is Mamba 1's"),
             )
         )
 
@@ -146,10 +161,16 @@ def _selected(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
 
 
 def _scanned(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
-    """Convolve, scan, normalise and gate."""
+    """Convolve, scan, normalise and gate.
+
+    Ranks that have a part of the tokens run a part of the heads over all of them; groups of keys
+    that are fewer than ranks are sent to several (``ssm/mamba_context_parallel.py`` and
+    ``ssm/gated_delta_net.py`` of Megatron-Core). What is sent is laid out anew before and after.
+    """
     called, path = MIXER_NAMES[mixer.names], f"{place.prefix}.{MIXER_NAMES[mixer.names].path}"
-    kernels, each = scan_table()[scan.rule], quantities(scan)
-    values = each["values"]
+    shard, c, kernels = place.shard, place.shard.context, scan_table()[scan.rule]
+    sent = quantities(replace(scan, groups=max(scan.groups, c)))
+    inputs = [sent[name] for counts in called.maps.values() for name in Counter(counts).elements()]
     channels = scan.heads * scan.value_size + 2 * scan.groups * scan.key_size
     gains = scan.heads * scan.value_size if called.whole_norm else scan.value_size
     vectors: tuple[Parameter, ...] = tuple(
@@ -158,23 +179,29 @@ def _scanned(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
     convolution = weight_and_bias(f"{path}.conv1d", channels, 1, mixer.kernel, bias=mixer.biased)
     norm = weight_and_bias(f"{path}.{called.norm}", gains, bias=False)
     apart = kernels.get("norm", {"passes": 0.0, "kernels": 0})
-    norm_bytes = ELEMENT_BYTES * apart["passes"] * values
-    copied_bytes = ELEMENT_BYTES * total(scan, called.copied)
+    own = replace(scan, tokens=place.tokens, heads=scan.heads // c, groups=max(1, scan.groups // c))
+    each, moved = quantities(own), (sum(inputs), sent["values"]) if c > 1 else (0.0, 0.0)
+    norm_bytes = ELEMENT_BYTES * apart["passes"] * each["values"]
+    copied_bytes = ELEMENT_BYTES * (total(own, called.copied) + 6 * moved[0] + 4 * moved[1])
     layer = Layer(
         f"{path}.scan",
-        matmul_flops=scan_operations(scan),
-        matmul_bytes=float(ELEMENT_BYTES * (2 * values + 2 * each["keys"])),
+        matmul_flops=scan_operations(own),
+        matmul_bytes=float(ELEMENT_BYTES * 2 * (each["values"] + each["keys"])),
         vector_bytes=norm_bytes + copied_bytes,
-        fused_bytes=ELEMENT_BYTES * passes_of("fused_addition") * values * (norm_bytes > 0)
+        fused_bytes=ELEMENT_BYTES * passes_of("fused_addition") * each["values"] * (norm_bytes > 0)
         + copied_bytes,
         norm_bytes=norm_bytes,
         wide_norm=True,
-        saved_elements=total(scan, kernels["kept"]["narrow"]),
-        saved_bytes=WIDE_BYTES * total(scan, kernels["kept"]["wide"]),
-        kernels=1 + apart["kernels"] + sum(called.copied.values()) // 2,
-        matrix=scan,
-        calls=() if called.whole_norm else norm_calls(place.shard, numels(norm), heads=True),
+        saved_elements=total(own, kernels["kept"]["narrow"]),
+        saved_bytes=WIDE_BYTES * total(own, kernels["kept"]["wide"]),
+        kernels=1
+        + apart["kernels"]
+        + sum(called.copied.values()) // 2
+        + (len(inputs) + 4) * (c > 1),
+        matrix=own,
+        calls=(() if called.whole_norm else norm_calls(shard, numels(norm), heads=True))
+        + (head_calls(shard, inputs, sent["values"]) if c > 1 else ()),
     )
-    own = vectors + convolution + norm
+    parameters = vectors + convolution + norm
     ready = (f"{path}.{name}" for name in called.ready)
-    return [Module(layer, own, tuple(name for name in ready if name in names(own)))]
+    return [Module(layer, parameters, tuple(name for name in ready if name in names(parameters)))]

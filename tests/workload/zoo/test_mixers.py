@@ -65,8 +65,10 @@ def test_ranks_share_heads_and_groups(label: str, layers: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("label", "shard", "field"),
     [
-        ("qwen3_next", Shard(context=2), "context"),
-        ("mamba2", Shard(context=2), "context"),
+        ("qwen3_next", Shard(context=4), "context"),
+        ("qwen3_next", Shard(context=2, library="torch"), "context"),
+        ("mamba2, a group for each head, tied", Shard(context=16), "context"),
+        ("jamba", Shard(context=2), "context"),
         ("qwen3_next", Shard(tensor=2, sequence_parallel=True, library="torch"), "tensor"),
         ("qwen3_next", Shard(tensor=4, sequence_parallel=True), "tensor"),
         ("jamba", SHARED, "tensor"),
@@ -75,10 +77,51 @@ def test_ranks_share_heads_and_groups(label: str, layers: int, tmp_path: Path) -
 def test_shares_that_no_library_has_are_refused(
     label: str, shard: Shard, field: str, tmp_path: Path
 ) -> None:
-    """A state would go from rank to rank; a quarter of two groups, a half of one."""
+    """A quarter of two groups, of eight heads a 16th; PyTorch shares none, nobody Mamba 1's."""
     with pytest.raises(InputError) as caught:
         build(written(tmp_path, label), sequence_length=128, shard=shard)
     assert {fault.field for fault in caught.value.faults} == {field}
+
+
+@pytest.mark.parametrize(("groups", "keys"), [(1, 2048), (2, 2048), (4, 4096)])
+def test_ranks_of_a_context_swap_tokens_for_heads(groups: int, keys: int, tmp_path: Path) -> None:
+    """Elements that two processes of Megatron-Core 0.16.1 were recorded to send over Gloo.
+
+    ``MambaContextParallel`` of 8 heads of 16, states of 32, 64 tokens; backward is all of it, too.
+    """
+    mamba = {"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 400}
+    sizes = {"num_heads": 8, "head_dim": 16, "state_size": 32, "n_groups": groups}
+    own = build(model(tmp_path, **mamba, **sizes), sequence_length=64, shard=Shard(context=2))
+    whole = build(model(tmp_path, **mamba, **sizes), sequence_length=64)
+    (layer,) = (each for each in own.layers if isinstance(each.matrix, Scan))
+    calls = [(call.phase, call.place, call.elements) for call in layer.calls]
+    assert {(call.op, call.group, call.ranks) for call in layer.calls} == {
+        ("all_to_all", "context", 2)
+    }
+    inputs = [4096, 4096, keys, keys, 256]
+    assert [size for phase, _, size in calls if phase == "forward"] == [*inputs, 4096]
+    assert sorted(size for phase, _, size in calls if phase == "backward") == sorted(
+        [*inputs, 4096]
+    )
+    assert [place for phase, place, _ in calls if phase == "forward"] == [*["before"] * 5, "after"]
+    (scan,) = scans(own)
+    assert (scan.tokens, scan.heads, scan.groups) == (64, 4, max(1, groups // 2))
+    assert own.parameters == whole.parameters
+
+
+def test_scans_of_a_context_share_the_work(tmp_path: Path) -> None:
+    """Half of the operations and of what is kept, with half of the heads; keys travel by head."""
+    shards = (Shard(), Shard(context=2))
+    whole, own = (
+        build(written(tmp_path, "qwen3_next"), sequence_length=128, shard=each) for each in shards
+    )
+    for one, half in zip(whole.layers, own.layers, strict=True):
+        if isinstance(one.matrix, Scan):
+            assert half.matmul_flops == pytest.approx(one.matmul_flops / 2)
+            assert half.saved_elements == pytest.approx(one.saved_elements / 2)
+            sent = [call.elements for call in half.calls if call.phase == "forward"]
+            # queries, keys: 2 heads of 16; values, gates: 4 of 24; 4 of b and a; and the result
+            assert sent == [64 * size for size in (32, 32, 96, 96, 4, 4, 96)]
 
 
 def test_a_fused_scan_keeps_what_it_reads_and_puts_out(tmp_path: Path) -> None:
