@@ -152,11 +152,10 @@ def remove_links(
     )
     lost_arcs = set(arcs)
     _check_numbers(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
-    names = (*topology.lost, *nodes, *_link_names(topology, lost_arcs))
     broken = replace(
         topology,
         dead=topology.dead.union(lost_arcs, *(arcs_of_device(topology, node) for node in nodes)),
-        lost=tuple(dict.fromkeys(names)),
+        lost=tuple(dict.fromkeys((*topology.lost, *nodes, *_link_names(topology, lost_arcs)))),
         healthy=topology.healthy or topology,
     )
     return degrade_links(broken)

@@ -247,11 +247,10 @@ def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float
                 now += 1.5 * nbytes / times.copy_Bps + len(members) * request.kernel_s
             now += casts_s(request, options, members)
         else:
-            casts = sum(is_cast(options, tensors[member].dtype) for member in members)
             now += (
                 times.layer_launches * times.backward_kernels[index]
                 + (len(members) if adds else 0)
-                + casts
+                + sum(is_cast(options, tensors[member].dtype) for member in members)
             ) * times.launch_s
         handed += [float(now)] * len(members)
     return tuple(handed)

@@ -176,13 +176,12 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
     raise_faults(faults)
     workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
-    shares = getattr(setup.options, "distributed_optimizer", False)
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(
             first_share(workload, setup.optimizer, setup.options.ranks_of_group(setup.ranks))
-            if shares
+            if getattr(setup.options, "distributed_optimizer", False)
             else workload,
             setup.optimizer,
             master_weights=setup.master_weights,

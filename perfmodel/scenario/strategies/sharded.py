@@ -242,7 +242,6 @@ class MegatronStrategy(StrategyModel):
     accumulate: MicroSteps = 1
 
     def _rules(self) -> Rules:
-        instances = self.num_distributed_optimizer_instances
         return tuple(
             (is_stated and not getattr(self, needed), f"{name!r} with '{needed}: true' alone")
             for name, is_stated, needed in (
@@ -251,7 +250,7 @@ class MegatronStrategy(StrategyModel):
                 ("bucket_size", self.bucket_size is not None, "overlap_grad_reduce"),
                 (
                     "num_distributed_optimizer_instances",
-                    instances > 1,
+                    self.num_distributed_optimizer_instances > 1,
                     "use_distributed_optimizer",
                 ),
             )

@@ -227,7 +227,6 @@ def load_records() -> tuple[Record, ...]:
 def _read(row: Sequence[str]) -> Record:
     table, model, gpu, kind, chip, precision, strategy, network, *numbers, first, source = row
     gpus, parameters, samples, count, error, inside, width = numbers
-    parts = tuple(strategy.split(JOIN))
     return Record(
         table,
         model,
@@ -236,7 +235,7 @@ def _read(row: Sequence[str]) -> Record:
             kind,
             chip,
             precision,
-            parts,
+            tuple(strategy.split(JOIN)),
             network,
             int(gpus),
             float(parameters),

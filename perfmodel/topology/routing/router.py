@@ -117,8 +117,7 @@ def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     """NICs of each host that cannot send to the fabric any more, or not receive from it."""
     by_host: dict[int, set[str]] = {}
     first = topology.first_cable
-    ends = {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}
-    for name in ends:
+    for name in {end for arc in topology.dead if arc >= first for end in topology.arcs.names[arc]}:
         device = topology.devices[name]
         directions = [
             {arc for cables in adjacency[name].values() for arc in cables if arc >= first}

@@ -165,8 +165,7 @@ def _exchanging_plan(
     tasks, last = TaskList.of(request), end
     tasks.tasks = list(plan.tasks)
     for name, call in calls:
-        issued = tasks.issue(f"{call.op} {name}", 1, RANKS)
-        after = tuple(dict.fromkeys((*issued, end)))
+        after = tuple(dict.fromkeys((*tasks.issue(f"{call.op} {name}", 1, RANKS), end)))
         last = tasks.add(Task(f"{call.op} {name}", "communication", RANKS, "comm", call, after))
     return replace(
         plan,

@@ -87,12 +87,11 @@ def _residual(
     blocks = list[list[Module]]()
     for stage, (width, count) in enumerate(zip(widths, counts, strict=True), start=1):
         for number in range(count):
-            stride = 2 if stage > 1 and number == 0 else 1
             added, image = _block(
                 f"{path.format(stage, stage - 1)}.{number}",
                 image,
                 width=width,
-                stride=stride,
+                stride=2 if stage > 1 and number == 0 else 1,
                 **kind,
             )
             blocks.append(hand_on(added, image.elements))
@@ -115,10 +114,9 @@ def hub_resnet(name: str, *, dtype: str, image_size: int, shape: ResNetShape) ->
     image = Image(3, image_size, image_size)
     stem, image = convolution("conv1", image, shape.stem, 7, stride=2, padding=3, norm="bn1")
     pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
-    widths = [width // (4 if shape.bottleneck else 1) for width in shape.channels]
     blocks, image = _residual(
         image,
-        widths,
+        [width // (4 if shape.bottleneck else 1) for width in shape.channels],
         shape.blocks,
         "resnet.encoder.stages.{1}.layers",
         bottleneck=shape.bottleneck,

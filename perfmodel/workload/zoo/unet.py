@@ -74,14 +74,13 @@ def unet(
     up, image = _way_up(lowest, waiting, shape)
     last, _ = plain_convolution("conv_out", image, shape.out)
     width = WIDTH_FACTOR * time
-    middle = transformer("mid_block.attentions.0", lowest, shape.middle, shape.heads[-1], shape)
     parts = [
         *_embedded("time_embedding", time, width),
         *(_embedded("add_embedding", shape.added, width) if shape.added else ()),
         first,
         *down,
         *residual_block("mid_block.resnets.0", lowest, lowest.channels, width),
-        *middle,
+        *transformer("mid_block.attentions.0", lowest, shape.middle, shape.heads[-1], shape),
         *residual_block("mid_block.resnets.1", lowest, lowest.channels, width),
         *up,
         group_norm("conv_norm_out", image, activation=True),
