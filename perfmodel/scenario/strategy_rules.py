@@ -46,6 +46,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     mixed = getattr(strategy, "mixed_precision", None)
     dtype = getattr(mixed or strategy, "param_dtype", None)
     wide = "bf16" if compute.precision == "fp8" else compute.precision
+    of_rows = strategy.kind == "fsdp" and strategy.version == 2 and not strategy.offload
     return [
         (
             slowdown is not None and not strategy.overlaps,
@@ -68,10 +69,14 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
         ),
         (
             compute.optimizer in ("adafactor", "muon", "soap", "shampoo")
-            and (not (strategy.updates_tensors and parts.parallel.is_plain)),
+            and not (
+                parts.parallel.is_plain
+                and (strategy.updates_tensors or (of_rows and compute.optimizer == "muon"))
+            ),
             "compute.optimizer",
             f"{compute.optimizer!r}, which updates whole matrices",
-            f"an optimizer of elements with {kind}, or with parallel, where ranks have parts",
+            f"an optimizer of elements with {kind}, or with parallel, where ranks have parts"
+            + "; or 'muon' with version: 2 and no offload" * (strategy.kind == "fsdp"),
         ),
         (
             getattr(getattr(strategy, "ddp", strategy), "distributed_optimizer", False)

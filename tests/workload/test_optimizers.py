@@ -254,7 +254,8 @@ def test_muon_takes_bf16() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", ["strategy={kind: fsdp}", "strategy={kind: zero}", "parallel={tensor: 2}"]
+    "changed",
+    ["strategy={kind: fsdp, version: 1}", "strategy={kind: zero}", "parallel={tensor: 2}"],
 )
 @pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo"])
 def test_whole_matrices_are_wanted(changed: str, optimizer: str) -> None:

@@ -147,6 +147,7 @@ def communicate(
     after: Iterable[int],
     communicator: str = SHARDS,
     phase: str = "",
+    times: int = 1,
 ) -> int:
     """Add a collective, after the one that its communicator issued before.
 
@@ -164,6 +165,7 @@ def communicate(
         stream=stream,
         key=" ".join(filter(None, (name, phase, str(step.micro_batch)))),
         dtype=dtype,
+        times=times,
         micro_batch=step.micro_batch,
     )
     return step.last_on[queue]

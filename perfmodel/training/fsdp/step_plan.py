@@ -54,6 +54,7 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.element_wise import passes_of
+from perfmodel.workload.memory.optimizer_states import calls_of_matrices, undivided_products_s
 from perfmodel.workload.model import ITEM_BYTES
 
 NORM_DTYPE = "fp32"
@@ -264,8 +265,23 @@ def _add_update(step: ShardedStep) -> int:
         share = own / sum(unit.reduced_elements for unit in units)
     issued = issue(step, "optimizer", times.optimizer_kernels)
     optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
-    end = step.run("optimizer", "optimizer", optimizer_s * share, after=issued)
-    end = add_scales(step, end)
+    workload, optimizer, gpu = step.request.workload, step.request.optimizer, step.request.gpu
+    whole_s = undivided_products_s(workload, optimizer, gpu) if gpu else 0.0
+    update_s = share * optimizer_s + (1 - share) * whole_s
+    end = add_scales(step, step.run("optimizer", "optimizer", update_s, after=issued))
+    # Products and calls wait for each other, so that here all products come first.
+    calls = calls_of_matrices(workload, optimizer) if step.shard_ranks > 1 else ()
+    for number, (name, op, elements, alike) in enumerate(calls):
+        end = communicate(
+            step,
+            f"{op} {number} of {name}",
+            op,
+            ITEM_BYTES["bf16"] * elements,
+            dtype="bf16",
+            stream=REDUCTIONS,
+            after=(end,),
+            times=alike,
+        )
     if step.request.host_s > 0:
         end = step.run("end of the step", "copy", step.request.host_s, after=(end,))
     return end

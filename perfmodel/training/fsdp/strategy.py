@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.frameworks import fixed_in
@@ -23,6 +23,7 @@ from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, re
 from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
+from perfmodel.workload.memory.optimizer_states import optimizer_of
 from perfmodel.workload.model import ITEM_BYTES, Buffers
 
 FLOATS = ("fp64", "fp32", "fp16", "bf16")
@@ -72,18 +73,23 @@ def rank_shards(
     States have the dtype of their parameter. Adam counts steps for each parameter that its
     optimizer sees: a flat one for each unit of version 1, or those of which the rank has a part.
     """
-    kind = kernel_constants().optimizer(optimizer)
     count_bytes = fixed_in("torch", "step_count_bytes") if optimizer in ("adam", "adamw") else 0
     return (
         sum(unit.own_bytes // unit.ranks for unit in units),
         sum(unit.kept_gradient_bytes // unit.ranks for unit in units),
         sum(
-            kind.state_tensors
-            * round(kind.item_bytes(elements, ITEM_BYTES[unit.own_dtype]) * elements)
+            own.state_tensors
+            * round(own.item_bytes(elements, ITEM_BYTES[unit.own_dtype]) * elements)
             + count_bytes
             for unit in units
             if unit.trained
-            for elements in _updated_elements(unit, options)
+            for own, elements in zip(
+                [optimizer_of(each, optimizer) for each in unit.trained]
+                if options.version == 2
+                else repeat(kernel_constants().optimizer(optimizer)),
+                _updated_elements(unit, options),
+                strict=False,
+            )
         ),
     )
 

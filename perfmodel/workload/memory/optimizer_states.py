@@ -53,15 +53,20 @@ def _updates(
     workload: Workload, optimizer: str, master_weights: bool = True
 ) -> list[tuple[ParameterTensor, OptimizerKind, int]]:
     """Trained tensors, each with what updates it, and bytes of an element that is updated."""
-    kind = kernel_constants().optimizer(optimizer)
     return [
         (
             tensor,
-            kind.matrices if kind.matrices and _is_matrix(tensor, kind.matrices) else kind,
+            optimizer_of(tensor, optimizer),
             WIDE_BYTES if master_weights else ITEM_BYTES[tensor.dtype],
         )
         for tensor in (workload.tensors[index] for index in workload.ready_order)
     ]
+
+
+def optimizer_of(tensor: ParameterTensor, optimizer: str) -> OptimizerKind:
+    """What updates a tensor: of Muon, matrices of repeated blocks are updated another way."""
+    kind = kernel_constants().optimizer(optimizer)
+    return kind.matrices if kind.matrices and _is_matrix(tensor, kind.matrices) else kind
 
 
 def _is_matrix(tensor: ParameterTensor, kind: OptimizerKind) -> bool:
@@ -81,6 +86,43 @@ def gathered_matrices(workload: Workload, optimizer: str, ranks: int) -> list[li
         reverse=True,
     )
     return [matrices[at : at + ranks] for at in range(0, len(matrices), ranks)]
+
+
+def calls_of_matrices(
+    workload: Workload, optimizer: str
+) -> Iterator[tuple[str, Literal["all_reduce", "all_gather"], int, int]]:
+    """Yield calls of ``torch.optim.Muon`` where each rank has some rows of all matrices.
+
+    Whose, what, elements in bf16, and how many alike. As DTensor spreads them: norms are summed up,
+    and X, A and B of a round are gathered. Where columns are fewer than rows, A is a sum over
+    ranks, and so is B. Recorded with ``fully_shard`` of torch 2.13.
+    """
+    for name, rows, columns, rounds in _products_of_rows(workload, optimizer):
+        yield name, "all_reduce", 1, 1
+        if rows > columns:
+            yield name, "all_reduce", columns**2, 2 * rounds
+        else:
+            yield name, "all_gather", rows * columns, 2 * rounds
+            yield name, "all_gather", rows**2, rounds
+
+
+def undivided_products_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
+    """Time of A A where columns are fewer than rows, which each rank makes whole; seconds."""
+    device = make_device(gpu, "bf16", ITEM_BYTES["bf16"])
+    return sum(
+        rounds * product_s(MatrixProduct(columns, columns, columns), device)
+        for _, rows, columns, rounds in _products_of_rows(workload, optimizer)
+        if rows > columns
+    )
+
+
+def _products_of_rows(workload: Workload, optimizer: str) -> list[tuple[str, int, int, int]]:
+    """Name, rows and columns of each matrix that is made orthogonal, and its rounds."""
+    return [
+        (tensor.name, *tensor.shape, kind.rounds)
+        for tensor, kind, _ in _updates(workload, optimizer)
+        if kind.rounds and len(tensor.shape) == 2
+    ]
 
 
 def first_share(workload: Workload, optimizer: str, ranks: int) -> Workload:

@@ -131,3 +131,43 @@ def test_zero_redundancy_shortens_the_update_and_not_the_check_before() -> None:
     assert took_s["unscale gradients"] == times.unscale_s > 0
     largest = 50257 * 768 / 124439808  # the table of words is on a GPU of its own
     assert took_s["optimizer"] == pytest.approx(largest * times.optimizer_s)
+
+
+# ---------------------------------------------------------------- rows of matrices
+
+
+def sharded(optimizer: str, **changes: Any) -> Any:
+    same = {"strategy": {"kind": "fsdp", "version": 2}, "compute.optimizer": optimizer}
+    return run({**same, **changes})
+
+
+def test_ranks_with_rows_of_matrices_exchange_them_for_products() -> None:
+    """Each of 48 matrices, 15 gathers or 10 sums, and its norm; products wait for them."""
+    plain, made = sharded("adamw"), sharded("muon")
+    assert made.exposed_comm_s - plain.exposed_comm_s > 0.02
+    calls = {use.op: use.calls for use in made.communication}
+    usual = {use.op: use.calls for use in plain.communication}
+    # GPT-2 holds its maps as inputs x outputs: those to four times the width have fewer rows
+    assert calls["all_gather"] - usual["all_gather"] == 15 * 36
+    assert calls["all_reduce"] - usual.get("all_reduce", 0) == 48 + 10 * 12
+
+
+def test_momentum_of_matrices_is_one_state_of_a_row() -> None:
+    """AdamW has two, and a step count for each parameter."""
+    matrices = 12 * 12 * 768**2
+    states = [sharded(name).memory.optimizer_bytes for name in ("adamw", "muon")]
+    assert states[0] - states[1] == pytest.approx(4 * matrices / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        ("soap", {}),
+        ("muon", {"strategy": {"kind": "fsdp", "version": 1}}),
+        ("muon", {"strategy": {"kind": "fsdp", "version": 2, "offload": True}}),
+        ("muon", {"parallel": {"tensor": 2}}),
+    ],
+)
+def test_other_parts_of_matrices_are_refused(optimizer: str, changes: Mapping[str, Any]) -> None:
+    with pytest.raises(InputError, match="updates whole matrices"):
+        sharded(optimizer, **changes)
