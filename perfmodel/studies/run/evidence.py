@@ -345,9 +345,10 @@ def _apart(
 ) -> tuple[str, ...]:
     """Return the kinds that are others in a record, and the sizes beyond a factor of `NEAR`."""
     other = record.setting
-    unlike = [name for name in kinds if getattr(setting, name) != getattr(other, name)]
-    far = [name for name in sizes if setting.octaves(other, name) > math.log2(NEAR)]
-    return (*unlike, *far)
+    return (
+        *(name for name in kinds if getattr(setting, name) != getattr(other, name)),
+        *(name for name in sizes if setting.octaves(other, name) > math.log2(NEAR)),
+    )
 
 
 _SCOPES = {"gpus": "strategy", "parameters": "model_kind", "samples": "model_kind"}

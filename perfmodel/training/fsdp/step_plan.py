@@ -53,6 +53,7 @@ from perfmodel.training.plan.step_plan import (
     strides,
 )
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.memory.optimizer_states import calls_of_matrices, undivided_products_s
 from perfmodel.workload.model import ITEM_BYTES
@@ -272,6 +273,7 @@ def _add_update(step: ShardedStep) -> int:
     # Products and calls wait for each other, so that here all products come first.
     calls = calls_of_matrices(workload, optimizer) if step.shard_ranks > 1 else ()
     for number, (name, op, elements, alike) in enumerate(calls):
+        issued = issue(step, name, round(kernel_constants().host.sharded_call * alike))
         end = communicate(
             step,
             f"{op} {number} of {name}",
@@ -279,7 +281,7 @@ def _add_update(step: ShardedStep) -> int:
             ITEM_BYTES["bf16"] * elements,
             dtype="bf16",
             stream=REDUCTIONS,
-            after=(end,),
+            after=(*issued, end),
             times=alike,
         )
     if step.request.host_s > 0:

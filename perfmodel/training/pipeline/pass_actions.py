@@ -80,8 +80,7 @@ class PipelineSchedule:
 
     def _along(self, chunk: int, stage: int) -> int:
         """Turn a stage into its place in a chunk, and back: the second chunk of a V is reversed."""
-        turned = self.layout == "v" and chunk % 2
-        return self.stages - 1 - stage if turned else stage
+        return self.stages - 1 - stage if self.layout == "v" and chunk % 2 else stage
 
     def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward comes from; None: it begins there."""

@@ -207,11 +207,13 @@ class HostConstants:
     `layer_kernel`: to issue a kernel of a layer.
     `tensor`: to list a tensor for an optimizer.
     `corrections`: to compute Adam's factors of a tensor.
+    `sharded_call`: to call a collective of a DTensor, with the operations that it is for.
     """
 
     layer_kernel: float
     tensor: float
     corrections: float
+    sharded_call: float
 
 
 @dataclass(frozen=True, eq=False)
