@@ -29,6 +29,7 @@ from perfmodel.workload.memory.optimizer_states import (
     gathered_matrices,
     optimizer_unhidden_s,
     shares_of_step,
+    undivided_products_s,
 )
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 
@@ -251,6 +252,10 @@ def test_experts_are_matrices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
 def test_muon_takes_bf16() -> None:
     with pytest.raises(InputError, match="'muon' on v100"):
         optimizer_unhidden_s(model((64, 128)), "muon", load_gpu("v100-sxm2-16gb"))
+
+
+def test_other_optimizers_of_sharded_ranks_take_no_bf16() -> None:
+    assert undivided_products_s(model((128, 64)), "adamw", load_gpu("v100-sxm2-16gb")) == 0
 
 
 @pytest.mark.parametrize(

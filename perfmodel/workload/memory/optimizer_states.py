@@ -108,9 +108,9 @@ def calls_of_matrices(
 
 def undivided_products_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
     """Time of A A where columns are fewer than rows, which each rank makes whole; seconds."""
-    device = make_device(gpu, "bf16", ITEM_BYTES["bf16"])
+    bf16 = ("bf16", ITEM_BYTES["bf16"])  # not every GPU has it, and other optimizers need none
     return sum(
-        rounds * product_s(MatrixProduct(columns, columns, columns), device)
+        rounds * product_s(MatrixProduct(columns, columns, columns), make_device(gpu, *bf16))
         for _, rows, columns, rounds in _products_of_rows(workload, optimizer)
         if rows > columns
     )
