@@ -11,6 +11,12 @@ from perfmodel.scenario.source_map import SourceMap
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.scenario.strategies.strategy import AutoStrategy
 
+OF_WHOLE_MODELS = ("data_parallel", "parameter_server")
+"""Kinds of strategies whose workers hold whole models by nature, in no fp8 that anybody knows, and
+whose collectives run beside no layers."""
+UPDATING_WHOLE_TENSORS = ("data_parallel", "ddp", "horovod", "local_sgd", "priority")
+"""Kinds of strategies of which each rank updates whole tensors, all of them."""
+
 
 def _kind(parts: SimpleNamespace) -> str:
     return f"strategy.kind: {parts.strategy.kind}"
@@ -25,7 +31,7 @@ def one_node_only(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     nodes = parts.cluster.nodes
     return [
         (
-            nodes > 1 and parts.strategy.one_node_only,
+            nodes > 1 and parts.strategy.kind == "data_parallel",
             "cluster.nodes",
             nodes,
             f"1 with {_kind(parts)}, which drives the GPUs of one node",
@@ -49,7 +55,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     of_rows = strategy.kind == "fsdp" and strategy.version == 2 and not strategy.offload
     return [
         (
-            slowdown is not None and not strategy.overlaps,
+            slowdown is not None and strategy.kind in ("onebit", *OF_WHOLE_MODELS),
             "compute.overlap_slowdown",
             f"{slowdown or 0:g}",
             f"nothing with {kind}, where no collective runs beside layers",
@@ -71,7 +77,10 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             compute.optimizer in ("adafactor", "muon", "soap", "shampoo")
             and not (
                 parts.parallel.is_plain
-                and (strategy.updates_tensors or (of_rows and compute.optimizer == "muon"))
+                and (
+                    strategy.kind in UPDATING_WHOLE_TENSORS
+                    or (of_rows and compute.optimizer == "muon")
+                )
             ),
             "compute.optimizer",
             f"{compute.optimizer!r}, which updates whole matrices",
@@ -86,7 +95,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true",
         ),
         (
-            strategy.keeps_masters and not compute.master_weights,
+            strategy.kind in ("megatron", "onebit", "zero") and not compute.master_weights,
             "compute.master_weights",
             "false",
             f"true with {kind}, whose optimizer keeps fp32 copies",
@@ -119,7 +128,7 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     local_steps = getattr(strategy, "local_steps", 1)
     return [
         (
-            strategy.has_whole_models and not parallel.is_plain,
+            strategy.kind in OF_WHOLE_MODELS and not parallel.is_plain,
             "parallel",
             "a model that is split",
             f"nothing with {_kind(parts)}, whose workers hold whole models",
@@ -131,7 +140,7 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step",
         ),
         (
-            parallel.expert > 1 and not strategy.reduces_experts,
+            parallel.expert > 1 and strategy.kind not in ("fsdp", "megatron"),
             "parallel.expert",
             parallel.expert,
             (
@@ -140,7 +149,7 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             ),
         ),
         (
-            parallel.pipeline.one_process and not strategy.wraps_modules,
+            parallel.pipeline.one_process and strategy.kind != "ddp",
             "parallel.pipeline.schedule",
             "'sequential'",
             "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs",
@@ -280,7 +289,7 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     kind, agrees = _kind(parts), section is None or section.agrees
     rows += [
         (
-            in_fp8 and strategy.has_whole_models,
+            in_fp8 and strategy.kind in OF_WHOLE_MODELS,
             "compute.precision",
             "'fp8'",
             f"another precision with {kind}, of which nobody's fp8 is known",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import (
     BeforeValidator,
@@ -125,21 +125,4 @@ ElementsOrNone = Annotated[Index, BeforeValidator(_read_whole)]
 
 
 class StrategyModel(Section):
-    """What rules between sections ask of every strategy; a strategy states what differs.
-
-    `keeps_masters`: its optimizer always keeps fp32 copies of the parameters.
-    `one_node_only`: it drives the GPUs of one node.
-    `overlaps`: its collectives run beside layers.
-    `has_whole_models`: its workers hold whole models by nature, in no fp8 that anybody knows.
-    `reduces_experts`: it averages gradients of experts among the ranks that hold them.
-    `updates_tensors`: each rank updates whole tensors, all of them.
-    `wraps_modules`: it may wrap a module that lies on several GPUs of a process.
-    """
-
-    keeps_masters: ClassVar[bool] = False
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
-    has_whole_models: ClassVar[bool] = False
-    reduces_experts: ClassVar[bool] = False
-    updates_tensors: ClassVar[bool] = False
-    wraps_modules: ClassVar[bool] = False
+    """A strategy; what rules between sections ask of its kind is told in strategy_rules.py."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_serializer
 
@@ -144,8 +144,6 @@ class DdpStrategy(StrategyModel):
     """
 
     kind: Literal["ddp"] = "ddp"
-    updates_tensors: ClassVar[bool] = True
-    wraps_modules: ClassVar[bool] = True
     bucket_cap: Bytes | None = None
     first_bucket: Bytes | None = None
     bucket_caps: Annotated[tuple[Bytes, ...], Field(min_length=1)] | None = Field(
@@ -248,7 +246,6 @@ class LocalSgdStrategy(StrategyModel):
     pattern repeats.
     """
 
-    updates_tensors: ClassVar[bool] = True
     kind: Literal["local_sgd"]
     period: MicroSteps = Field(default=4, description="optimizer steps per average of all GPUs")
     levels: tuple[AveragingLevel, ...] = Field(

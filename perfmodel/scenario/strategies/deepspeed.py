@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO and 1-bit optimizers."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -88,7 +88,6 @@ class ZeroStrategy(StrategyModel):
     """
 
     kind: Literal["zero"]
-    keeps_masters: ClassVar[bool] = True
     stage: Literal[1, 2, 3] = Field(
         default=2, description="what is split: optimizer states, gradients too, parameters too"
     )
@@ -190,8 +189,6 @@ class OneBitStrategy(StrategyModel):
     """
 
     kind: Literal["onebit"]
-    keeps_masters: ClassVar[bool] = True
-    overlaps: ClassVar[bool] = False
     optimizer: Literal["adam", "zero_one_adam", "lamb"] = "adam"
     freeze_step: Index = Field(
         default=100_000,

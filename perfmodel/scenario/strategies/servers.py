@@ -12,10 +12,6 @@ class DataParallelStrategy(StrategyModel):
     """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
 
     kind: Literal["data_parallel"]
-    has_whole_models: ClassVar[bool] = True
-    updates_tensors: ClassVar[bool] = True
-    one_node_only: ClassVar[bool] = True
-    overlaps: ClassVar[bool] = False
     accumulate: ClassVar[int] = 1
 
 
@@ -23,8 +19,6 @@ class ParameterServerStrategy(StrategyModel):
     """Workers push gradients to servers and pull parameters; servers run the optimizer."""
 
     kind: Literal["parameter_server"]
-    has_whole_models: ClassVar[bool] = True
-    overlaps: ClassVar[bool] = False
     mode: Literal["synchronous", "asynchronous", "bounded"] = Field(
         default="synchronous",
         description="bounded: no worker is more than `staleness` iterations ahead of the slowest",

@@ -1,7 +1,7 @@
 """Sharded training of PyTorch (FullyShardedDataParallel, fully_shard) and Megatron-Core."""
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -44,7 +44,6 @@ class FsdpStrategy(StrategyModel):
     """FullyShardedDataParallel (version 1) or fully_shard (version 2), with PyTorch's names."""
 
     kind: Literal["fsdp"]
-    reduces_experts: ClassVar[bool] = True
     version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
     wrap: (
         Literal["block", "layer", "size", "model"]
@@ -215,8 +214,6 @@ class MegatronStrategy(StrategyModel):
     """
 
     kind: Literal["megatron"]
-    reduces_experts: ClassVar[bool] = True
-    keeps_masters: ClassVar[bool] = True
     use_distributed_optimizer: Switch = Field(
         default=False, description="optimizer states are split over the GPUs"
     )

@@ -22,7 +22,6 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 class HorovodStrategy(StrategyModel):
     """horovod.torch.DistributedOptimizer, with Horovod's own names and defaults (0.28)."""
 
-    updates_tensors: ClassVar[bool] = True
     kind: Literal["horovod"]
     # defaults: BackgroundThreadLoop in operations.cc, and global_state.h, of horovod 0.28.1
     fusion_threshold: SizeOrNothing = Field(
@@ -53,7 +52,6 @@ class PriorityStrategy(StrategyModel):
     50,000 parameters (200 kB) and a credit of one piece.
     """
 
-    updates_tensors: ClassVar[bool] = True
     kind: Literal["priority"]
     # a million fp32 parameters: BYTESCHEDULER_PARTITION (bytescheduler/common/bytecore.py)
     partition_size: Bytes = Field(default=4e6, description="tensors are cut to such pieces")
