@@ -292,6 +292,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "process_group_gpus": None,
         "distributed_optimizer": False,
         "join": False,
+        "layer_wise_distributed_optimizer": False,
         "throw_on_early_termination": False,
         "joined_gpus": 0,
         "mixed_precision": None,

@@ -48,7 +48,6 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """
     compute, strategy, kind = parts.compute, parts.strategy, _kind(parts)
     slowdown = compute.overlap_slowdown
-    regathers = getattr(strategy, "regathers_recomputed", False)
     mixed = getattr(strategy, "mixed_precision", None)
     dtype = getattr(mixed or strategy, "param_dtype", None)
     wide = "bf16" if compute.precision == "fp8" else compute.precision
@@ -61,7 +60,10 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             f"nothing with {kind}, where no collective runs beside layers",
         ),
         (
-            regathers and compute.recompute not in ("none", "selective"),
+            # where parts of a block are wrapped; `fully_shard` keeps what forward in it gathers
+            getattr(strategy, "version", 2) == 1
+            and strategy.wrap not in ("block", "model")
+            and compute.recompute not in ("none", "selective"),
             "strategy.wrap",
             "'layer'",
             "'block', or version 2: with compute.recompute units in a block are gathered again",
@@ -79,6 +81,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
                 parts.parallel.is_plain
                 and (
                     strategy.kind in UPDATING_WHOLE_TENSORS
+                    or (strategy.kind == "megatron" and not strategy.use_distributed_optimizer)
                     or (of_rows and compute.optimizer == "muon")
                 )
             ),
@@ -88,11 +91,14 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             + "; or 'muon' with version: 2 and no offload" * (strategy.kind == "fsdp"),
         ),
         (
-            getattr(getattr(strategy, "ddp", strategy), "distributed_optimizer", False)
+            (
+                getattr(getattr(strategy, "ddp", strategy), "distributed_optimizer", False)
+                or getattr(strategy, "layer_wise_distributed_optimizer", False)
+            )
             and compute.optimizer not in ("muon", "soap", "shampoo"),
             "compute.optimizer",
             repr(compute.optimizer),
-            "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true",
+            "'muon', 'soap' or 'shampoo' with a strategy whose GPUs share whole tensors out",
         ),
         (
             strategy.kind in ("megatron", "onebit", "zero") and not compute.master_weights,
@@ -304,7 +310,6 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     if section is None:
         return rows
     tensor = getattr(parts.parallel, "tensor", 1)
-    gathers = getattr(strategy, "gathers_float8", False)
     return [
         *rows,
         (
@@ -314,7 +319,7 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "false, or strategy.kind: megatron with use_distributed_optimizer: true",
         ),
         (
-            section.enable_fsdp_float8_all_gather and not gathers,
+            section.enable_fsdp_float8_all_gather and getattr(strategy, "version", 1) == 1,
             "compute.fp8.enable_fsdp_float8_all_gather",
             "true",
             "false, or strategy.kind: fsdp with version: 2",

@@ -33,9 +33,10 @@ from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
-from perfmodel.training.sharding_step import ShardingStep
+from perfmodel.training.sharding_step import ShardingStep, updating_share
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
+from perfmodel.workload.memory.optimizer_states import layer_wise_shares
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 
@@ -231,7 +232,12 @@ def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
     """
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    step = _begin(request, options)
+    step = _begin(
+        updating_share(request, request.ranks, layer_wise=True)
+        if options.layer_wise_distributed_optimizer
+        else request,
+        options,
+    )
     zeroed = sum(bucket.elements for bucket in step.buckets) * step.gradient_bytes
     step.copy("zero gradients", zeroed / 2, 1)
     for micro_batch in range(options.accumulate):
@@ -421,6 +427,8 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
 
     def add_optimizer(self) -> int:
         """Agree on the norm, update a part, gather what is not gathered beside the next forward."""
+        if self.options.layer_wise_distributed_optimizer:
+            return self._add_layer_wise_optimizer()
         part = sum(map(self._part, self.buckets))
         group = self.shards if self.splits else None
         self.agree("gradient norm", NORM_DTYPE, part * self.gradient_bytes, group)
@@ -430,6 +438,29 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
                 self._gather(bucket.index, (end,))
                 end = self.gathered[bucket.index]
         return end
+
+    def _add_layer_wise_optimizer(self) -> int:
+        """Update a share of whole tensors, and gather all, which are copied there and back.
+
+        As ``allgather_params`` of layer_wise_optimizer.py: one call, of as many elements of each
+        rank as it has.
+        """
+        workload, item = self.request.workload, self.item_bytes
+        own = layer_wise_shares(workload, self.request.ranks)[0]
+        elements, total = self.numel(own), self.numel(workload.ready_order)
+        self.agree("gradient norm", NORM_DTYPE, elements * self.gradient_bytes)
+        self.update(elements, elements)
+        self.device_waits = (
+            self.collective(
+                "gather parameters",
+                "all_gather",
+                total,
+                after=(self.copy("join parameters", elements * item, 1),),
+            ),
+        )
+        return self.copy(
+            "copy parameters", (total - elements) * item, len(workload.ready_order) - len(own)
+        )
 
 
 MEGATRON = Strategy(

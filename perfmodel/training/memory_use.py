@@ -34,7 +34,7 @@ from perfmodel.workload.memory.activations import (
 from perfmodel.workload.memory.blocks import Offload
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    first_share,
+    fullest_share,
     optimizer_state_bytes,
     temporary_share,
 )
@@ -180,14 +180,23 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(
-            first_share(workload, setup.optimizer, setup.options.ranks_of_group(setup.ranks))
-            if getattr(setup.options, "distributed_optimizer", False)
-            else workload,
+            _updated(setup),
             setup.optimizer,
             master_weights=setup.master_weights,
         ),
         activations_bytes=(most_beside(workload, activations) if grows else _most(activations)),
     )
+
+
+def _updated(setup: Setup) -> Workload:
+    """Return the workload with what the fullest rank updates: all, or a share of its tensors."""
+    options, ranks = setup.options, setup.ranks
+    layer_wise = getattr(options, "layer_wise_distributed_optimizer", False)
+    if getattr(options, "distributed_optimizer", False):
+        ranks = options.ranks_of_group(ranks)
+    elif not layer_wise:
+        return setup.workload
+    return fullest_share(setup.workload, setup.optimizer, ranks, layer_wise=layer_wise)
 
 
 def most_beside(workload: Workload, activations: BackwardBytes) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,6 +14,7 @@ from perfmodel.training.plan.forward_backward import Segment, backward_segments,
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
+from perfmodel.workload.memory.optimizer_states import shares_of_step
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 GATHERING, REDUCTION = "gather copy", "reduction copy"
@@ -46,6 +47,25 @@ def full_groups(
         groups[-1].append(tensor)
         elements += numel
     return tuple(map(tuple, groups))
+
+
+def updating_share(request: StepRequest, ranks: int, *, layer_wise: bool = False) -> StepRequest:
+    """Return a request whose optimizer has to do what the fullest of the ranks updates.
+
+    `layer_wise`: as in `fullest_share`.
+    """
+    assert request.gpu is not None
+    own_s, operations = shares_of_step(
+        request.workload, request.optimizer, ranks, request.gpu, layer_wise=layer_wise
+    )
+    return replace(
+        request,
+        times=replace(
+            request.times,
+            optimizer_s=own_s * request.times.optimizer_s,
+            optimizer_kernels=round(operations * request.times.optimizer_kernels),
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -202,12 +222,15 @@ class ShardingStep(Generic[OptionsT]):
             )
         self.device_waits = self.host_waits = (agreed,)
 
-    def update(self, elements: float) -> int:
-        """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype."""
-        times, total = self.request.times, self.numel(self.request.workload.ready_order)
-        seconds = times.optimizer_s * elements / total + self.tasks.copy_s(
-            elements * (self.item_bytes + WIDE_BYTES), 2
-        )
+    def update(self, elements: float, of_elements: float = 0) -> int:
+        """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype.
+
+        `of_elements`: that the optimizer's time is of; default: all.
+        """
+        times, trained = self.request.times, self.request.workload.ready_order
+        seconds = times.optimizer_s * elements / (
+            of_elements or self.numel(trained)
+        ) + self.tasks.copy_s(elements * (self.item_bytes + WIDE_BYTES), 2)
         return self.work("optimizer", "optimizer", seconds, times.optimizer_kernels + 2)
 
     def plan(self, end: int, name: str, others: Sequence[Communicator] = ()) -> StepPlan:

@@ -25,8 +25,9 @@ from perfmodel.workload.memory import (
     optimizer_states,
 )
 from perfmodel.workload.memory.optimizer_states import (
-    first_share,
+    fullest_share,
     gathered_matrices,
+    layer_wise_shares,
     optimizer_unhidden_s,
     shares_of_step,
     undivided_products_s,
@@ -312,25 +313,66 @@ def test_the_first_rank_has_the_largest_of_each_gather(ranks: int) -> None:
     lists = gathered_matrices(shared, "muon", ranks)
     sent = [[prod(shared.tensors[i].shape) * 4 for i in each] for each in lists]
     assert [sum(each) + (ranks - len(each)) * each[-1] for each in sent] == gathers
-    assert optimizer_state_bytes(first_share(shared, "muon", ranks), "muon") == states_bytes
+    assert optimizer_state_bytes(fullest_share(shared, "muon", ranks), "muon") == states_bytes
 
 
 def test_one_rank_shares_nothing() -> None:
     gpt2, gpu = build_model("gpt2"), load_gpu("h100-sxm5-80gb")
-    assert first_share(gpt2, "muon", 1).ready_order == gpt2.ready_order
+    assert fullest_share(gpt2, "muon", 1).ready_order == gpt2.ready_order
     assert shares_of_step(gpt2, "muon", 1, gpu) == (1.0, 1.0)
+
+
+LAYER_WISE = "strategy={kind: megatron, layer_wise_distributed_optimizer: true}"
+
+
+def test_megatron_deals_tensors_out_to_and_fro() -> None:
+    """Of ten tensors the four ranks of the library's own example have these."""
+    sizes = model(*((n,) for n in (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)))
+    shares = layer_wise_shares(sizes, 4)
+    assert sorted(shares) == [[0, 7, 8], [1, 6, 9], [2, 5], [3, 4]]
+    assert shares[0] == [1, 6, 9]  # which has most elements
+
+
+def test_ranks_of_megatron_share_muon_out() -> None:
+    def answer(shares: bool) -> pm.RunResult:
+        strategy = {"kind": "megatron", "layer_wise_distributed_optimizer": shares}
+        changes = {"strategy": strategy, "compute.optimizer": "muon", "cluster.nodes": 1}
+        return pm.run("llama2-7b-fsdp-h100", changes)
+
+    shared, alone = answer(shares=True), answer(shares=False)
+    assert shared.main.step_time_s < alone.main.step_time_s
+    own, whole = (each.main.memory.optimizer_bytes for each in (shared, alone))
+    assert 1 / 8 <= own / whole < 1.25 / 8  # whose largest tensor AdamW updates
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ([LAYER_WISE, "compute.optimizer=adamw"], "whose GPUs share whole tensors out"),
+        (
+            [LAYER_WISE, "compute.optimizer=muon", "strategy.use_distributed_optimizer=true"],
+            "not both",
+        ),
+        ([LAYER_WISE, "compute.optimizer=muon", "parallel={tensor: 2}"], "whole matrices"),
+    ],
+)
+def test_megatron_shares_no_elements_out_as_well(changes: list[str], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_scenario("llama2-7b-fsdp-h100", changes)
 
 
 def test_a_rank_of_many_has_the_largest_matrix_alone() -> None:
     """And all that AdamW updates, which nobody shares."""
     gpt2, largest = build_model("gpt2"), 4 * 768**2
     others = 124439808 - 12 * 12 * 768**2
-    assert optimizer_state_bytes(first_share(gpt2, "muon", 48), "muon") == 4 * largest + 8 * others
+    assert (
+        optimizer_state_bytes(fullest_share(gpt2, "muon", 48), "muon") == 4 * largest + 8 * others
+    )
 
 
 def test_a_rank_of_eight_makes_products_of_six_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of m^3: a round takes 18 of m x 4m, 14 of m x 3m and 6 of m x m."""
     gpt2 = build_model("gpt2")
     own, all_ranks = 18 + 18 + 18 + 14 + 14 + 6, 12 * (18 + 18 + 14 + 6)
-    made = flops_of(first_share(gpt2, "muon", 8), monkeypatch) / flops_of(gpt2, monkeypatch)
+    made = flops_of(fullest_share(gpt2, "muon", 8), monkeypatch) / flops_of(gpt2, monkeypatch)
     assert made == pytest.approx(own / all_ranks)

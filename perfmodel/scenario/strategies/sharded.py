@@ -192,20 +192,6 @@ class FsdpStrategy(StrategyModel):
         number = self.reshard_after_forward
         return None if isinstance(number, bool) else number
 
-    @property
-    def gathers_float8(self) -> bool:
-        """Whether it can gather parameters in fp8."""
-        return self.version == 2
-
-    @property
-    def regathers_recomputed(self) -> bool:
-        """Whether a recomputed block is gathered once more than it is without recomputation.
-
-        That is so where FullyShardedDataParallel wraps parts of the block; `fully_shard` keeps
-        what forward in backward gathers.
-        """
-        return self.version == 1 and self.wrap not in ("block", "model")
-
 
 class MegatronStrategy(StrategyModel):
     """``DistributedDataParallelConfig`` of Megatron-Core, with its own names and defaults.
@@ -216,6 +202,10 @@ class MegatronStrategy(StrategyModel):
     kind: Literal["megatron"]
     use_distributed_optimizer: Switch = Field(
         default=False, description="optimizer states are split over the GPUs"
+    )
+    layer_wise_distributed_optimizer: Switch = Field(
+        default=False,
+        description="each GPU updates whole tensors, as many as the others (dist_muon)",
     )
     overlap_grad_reduce: Switch = Field(
         default=False, description="gradients are reduced beside backward, bucket by bucket"
@@ -239,18 +229,28 @@ class MegatronStrategy(StrategyModel):
     accumulate: MicroSteps = 1
 
     def _rules(self) -> Rules:
-        return tuple(
-            (is_stated and not getattr(self, needed), f"{name!r} with '{needed}: true' alone")
-            for name, is_stated, needed in (
-                ("overlap_param_gather", self.overlap_param_gather, "use_distributed_optimizer"),
-                ("overlap_param_gather", self.overlap_param_gather, "overlap_grad_reduce"),
-                ("bucket_size", self.bucket_size is not None, "overlap_grad_reduce"),
-                (
-                    "num_distributed_optimizer_instances",
-                    self.num_distributed_optimizer_instances > 1,
-                    "use_distributed_optimizer",
-                ),
-            )
+        return (
+            (
+                self.use_distributed_optimizer and self.layer_wise_distributed_optimizer,
+                "'use_distributed_optimizer' or 'layer_wise_distributed_optimizer', not both",
+            ),
+            *(
+                (is_stated and not getattr(self, needed), f"{name!r} with '{needed}: true' alone")
+                for name, is_stated, needed in (
+                    (
+                        "overlap_param_gather",
+                        self.overlap_param_gather,
+                        "use_distributed_optimizer",
+                    ),
+                    ("overlap_param_gather", self.overlap_param_gather, "overlap_grad_reduce"),
+                    ("bucket_size", self.bucket_size is not None, "overlap_grad_reduce"),
+                    (
+                        "num_distributed_optimizer_instances",
+                        self.num_distributed_optimizer_instances > 1,
+                        "use_distributed_optimizer",
+                    ),
+                )
+            ),
         )
 
     def bucket_elements(self, ranks: int) -> int | None:

@@ -23,8 +23,9 @@ from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.plan.builder import GROUP, RANKS, TaskList
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
+from perfmodel.training.sharding_step import updating_share
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
-from perfmodel.workload.memory.optimizer_states import gathered_matrices, shares_of_step
+from perfmodel.workload.memory.optimizer_states import gathered_matrices
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 
@@ -128,14 +129,8 @@ def shared_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     if request.ranks == 1 or not options.distributed_optimizer:
         return ddp_plan(request, options)
     ranks = options.ranks_of_group(request.ranks)
-    assert request.gpu is not None
-    own_s, operations = shares_of_step(request.workload, request.optimizer, ranks, request.gpu)
-    times = replace(
-        request.times,
-        optimizer_s=own_s * request.times.optimizer_s,
-        optimizer_kernels=round(operations * request.times.optimizer_kernels),
-    )
-    return _exchanging_plan(replace(request, times=times), options, _gathers(request, ranks))
+    own = updating_share(request, ranks)
+    return _exchanging_plan(own, options, _gathers(request, ranks))
 
 
 def _gathers(request: StepRequest, ranks: int) -> Iterator[tuple[str, Collective]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, cycle, product
 from math import prod
 from typing import Literal
 
@@ -88,6 +88,20 @@ def gathered_matrices(workload: Workload, optimizer: str, ranks: int) -> list[li
     return [matrices[at : at + ranks] for at in range(0, len(matrices), ranks)]
 
 
+def layer_wise_shares(workload: Workload, ranks: int) -> list[list[int]]:
+    """Tensors that each of so many ranks updates, those of the rank with most elements first.
+
+    The smallest tensors are dealt out first, to and fro (``shard_params`` in
+    megatron/core/optimizer/layer_wise_optimizer.py).
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    numels = [tensor.numel for tensor in workload.tensors]
+    order = sorted(workload.ready_order, key=numels.__getitem__)
+    for share, tensor in zip(cycle((*shares, *reversed(shares))), order, strict=False):
+        share.append(tensor)
+    return sorted(shares, key=lambda own: -sum(numels[index] for index in own))
+
+
 def calls_of_matrices(
     workload: Workload, optimizer: str
 ) -> Iterator[tuple[str, Literal["all_reduce", "all_gather"], int, int]]:
@@ -125,9 +139,20 @@ def _products_of_rows(workload: Workload, optimizer: str) -> list[tuple[str, int
     ]
 
 
-def first_share(workload: Workload, optimizer: str, ranks: int) -> Workload:
-    """Return the workload with what the first of the ranks updates, which has most to do."""
-    others = set(chain.from_iterable(m[1:] for m in gathered_matrices(workload, optimizer, ranks)))
+def fullest_share(
+    workload: Workload, optimizer: str, ranks: int, *, layer_wise: bool = False
+) -> Workload:
+    """Return the workload with what that of the ranks updates which has most to do.
+
+    `layer_wise`: as Megatron-Core deals out all tensors, and not as Muon's authors do matrices.
+    """
+    others = set(
+        chain.from_iterable(
+            layer_wise_shares(workload, ranks)[1:]
+            if layer_wise
+            else (m[1:] for m in gathered_matrices(workload, optimizer, ranks))
+        )
+    )
     return replace(
         workload,
         layers=tuple(
@@ -215,15 +240,23 @@ def _products(
         )
 
 
-def shares_of_step(workload: Workload, optimizer: str, ranks: int, gpu: Gpu) -> tuple[float, float]:
-    """Time and operations of the first rank's share of a step, over those of all of it."""
+def shares_of_step(
+    workload: Workload, optimizer: str, ranks: int, gpu: Gpu, *, layer_wise: bool = False
+) -> tuple[float, float]:
+    """Time and operations of the fullest rank's share of a step, over those of all of it.
+
+    `layer_wise`: as in `fullest_share`.
+    """
     (own_s, own), (whole_s, whole) = (
         (
             optimizer_unhidden_s(each, optimizer, gpu)
             + optimizer_bytes(each, optimizer) / gpu.memory_Bps / gpu.memory_efficiency,
             optimizer_operations(each, optimizer),
         )
-        for each in (first_share(workload, optimizer, ranks), workload)
+        for each in (
+            fullest_share(workload, optimizer, ranks, layer_wise=layer_wise),
+            workload,
+        )
     )
     return own_s / whole_s, own / whole
 

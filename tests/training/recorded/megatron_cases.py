@@ -44,12 +44,15 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer  # noqa: E402
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 from tests.training.recorded.recording_group import CALLS, enter_phase  # noqa: E402
 from tests.training.recorded.toy import Net  # noqa: E402
 from tests.training.recorded.toy_workload import INPUTS  # noqa: E402
 
+LAYER_WISE = "layer_wise_distributed_optimizer"
 STEPS = 3
 """Overlap of the reduction begins in the second step."""
 
@@ -76,18 +79,23 @@ def _train(accumulate: int, dtype: str, fields: dict[str, Any]) -> None:
     net = Net().bfloat16() if bf16 else Net()
     for parameter in net.parameters():
         parameter.tensor_model_parallel = False
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(**fields), net)
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=1e-3,
-            bf16=bf16,
-            use_distributed_optimizer=fields.get("use_distributed_optimizer", False),
-            overlap_param_gather=fields.get("overlap_param_gather", False),
-            params_dtype=torch.bfloat16 if bf16 else torch.float32,
-        ),
-        [model],
+    own = {name: value for name, value in fields.items() if name != LAYER_WISE}
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(**own), net)
+    optimizer_config = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-3,
+        bf16=bf16 and LAYER_WISE not in fields,  # masters are of a share
+        use_distributed_optimizer=fields.get("use_distributed_optimizer", False),
+        overlap_param_gather=fields.get("overlap_param_gather", False),
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
     )
+    optimizer = get_megatron_optimizer(optimizer_config, [model])
+    if LAYER_WISE in fields:
+        optimizer_config.bf16 = bf16
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        optimizer = LayerWiseDistributedOptimizer(
+            optimizer.chained_optimizers, optimizer_config, groups
+        )
     inputs = torch.ones(2, INPUTS, dtype=torch.bfloat16 if bf16 else torch.float32)
     for step in range(STEPS):
         model.zero_grad_buffer()
@@ -177,6 +185,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         overlap_grad_reduce=True,
         bucket_size=1200,
         overlap_param_gather=True,
+        grad_reduce_in_fp32=True,
+    ),
+    "layer-wise": settings(layer_wise_distributed_optimizer=True),
+    "layer-wise, bf16": settings(
+        layer_wise_distributed_optimizer=True,
+        dtype="bf16",
+        overlap_grad_reduce=True,
+        bucket_size=1200,
         grad_reduce_in_fp32=True,
     ),
     "distributed, instances": settings(

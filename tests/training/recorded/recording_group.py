@@ -70,11 +70,23 @@ class RecordingGroup(dist.ProcessGroup):
 
     def allgather(self, output: Any, inputs: Any, opts: Any = None) -> Any:
         _note("all_gather", output, self)
+        if len({each.numel() for each in output[0]}) > 1:
+            return self._broadcast_each(output[0], inputs[0])
         return (
             self.inner.allgather(output, inputs, opts)
             if opts is not None
             else self.inner.allgather(output, inputs)
         )
+
+    def _broadcast_each(self, parts: Any, own: Any) -> Any:
+        """Gather parts that differ in size as NCCL's group does, for gloo has no such call."""
+        parts[self.rank()].copy_(own)
+        for root, part in enumerate(parts):
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            work = self.inner.broadcast([part], options)
+            work.wait()
+        return work
 
     def _allgather_base(self, output: Any, inputs: Any, opts: Any = None) -> Any:
         _note("all_gather", output, self)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.megatron import buffer_buckets, owned_elements
 from perfmodel.training.memory_use import MemoryUse, Setup
 from perfmodel.training.strategies import STRATEGIES
+from perfmodel.workload.memory.optimizer_states import layer_wise_shares
 from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy_workload import request
 
@@ -47,7 +51,8 @@ def request_of(case: dict[str, Any], ranks: int) -> Any:
     """The toy model in the dtype of the case."""
     toy = request(ranks)
     tensors = tuple(replace(tensor, dtype=case["dtype"]) for tensor in toy.workload.tensors)
-    return replace(toy, workload=replace(toy.workload, tensors=tensors))
+    model, gpu = replace(toy.workload, tensors=tensors), load_gpu("h100-sxm5-80gb")
+    return replace(toy, workload=model, optimizer="adamw", gpu=gpu)
 
 
 @pytest.mark.parametrize(("kind", "name", "ranks"), CASES)
@@ -84,7 +89,14 @@ def test_memory_equals_the_buffers_that_megatron_keeps(name: str, ranks: int) ->
     buckets = buffer_buckets(model, options, ranks)
     owned = owned_elements(model, buckets, shards)
     assert owned.sum() == model.parameters
-    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * owned.max() / owned[0]
+    first = owned[0]
+    if options.layer_wise_distributed_optimizer:
+        shares = layer_wise_shares(model, ranks)
+        assert sorted(chain.from_iterable(shares)) == sorted(model.ready_order)
+        owned = np.array([sum(model.tensors[index].numel for index in own) for own in shares])
+        first = held["optimizer"] // 8  # two states of fp32
+        assert first in owned
+    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * owned.max() / first
     assert use.parameters_bytes == held["parameters"]
     assert use.gradients_bytes == held["gradients"]
 
