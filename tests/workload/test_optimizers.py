@@ -348,7 +348,7 @@ def test_ranks_of_megatron_share_muon_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ([LAYER_WISE, "compute.optimizer=adamw"], "whose GPUs share whole tensors out"),
+        ([LAYER_WISE, "compute.optimizer=adamw"], "Megatron.s layer_wise_distributed_optimizer"),
         (
             [LAYER_WISE, "compute.optimizer=muon", "strategy.use_distributed_optimizer=true"],
             "not both",
