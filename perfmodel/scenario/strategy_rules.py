@@ -98,8 +98,10 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             and compute.optimizer not in ("muon", "soap", "shampoo"),
             "compute.optimizer",
             repr(compute.optimizer),
-            "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true, or Megatron's "
-            "layer_wise_distributed_optimizer: true",
+            (
+                "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true, or Megatron's "
+                "layer_wise_distributed_optimizer: true"
+            ),
         ),
         (
             strategy.kind in ("megatron", "onebit", "zero") and not compute.master_weights,
