@@ -99,8 +99,8 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "compute.optimizer",
             repr(compute.optimizer),
             (
-                "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true, or Megatron's "
-                "layer_wise_distributed_optimizer: true"
+                "'muon', 'soap' or 'shampoo' with strategy.distributed_optimizer: true, or "
+                "Megatron's layer_wise_distributed_optimizer: true"
             ),
         ),
         (
