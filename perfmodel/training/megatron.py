@@ -33,8 +33,8 @@ from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
-from perfmodel.training.sharding_step import ShardingStep, updating_share
-from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.training.sharding_step import ShardingStep
+from perfmodel.training.strategy import Setting, StepRequest, Strategy, updating_share
 from perfmodel.workload.kernels.shapes import WIDE_BYTES, GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.optimizer_states import layer_wise_shares
 from perfmodel.workload.model import ITEM_BYTES, Workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,7 +14,6 @@ from perfmodel.training.plan.forward_backward import Segment, backward_segments,
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
-from perfmodel.workload.memory.optimizer_states import shares_of_step
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 GATHERING, REDUCTION = "gather copy", "reduction copy"
@@ -47,25 +46,6 @@ def full_groups(
         groups[-1].append(tensor)
         elements += numel
     return tuple(map(tuple, groups))
-
-
-def updating_share(request: StepRequest, ranks: int, *, layer_wise: bool = False) -> StepRequest:
-    """Return a request whose optimizer has to do what the fullest of the ranks updates.
-
-    `layer_wise`: as in `fullest_share`.
-    """
-    assert request.gpu is not None
-    own_s, operations = shares_of_step(
-        request.workload, request.optimizer, ranks, request.gpu, layer_wise=layer_wise
-    )
-    return replace(
-        request,
-        times=replace(
-            request.times,
-            optimizer_s=own_s * request.times.optimizer_s,
-            optimizer_kernels=round(operations * request.times.optimizer_kernels),
-        ),
-    )
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perfmodel.errors import raise_faults
@@ -17,6 +17,7 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory_use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.step_plan import LoopPlan, Op, StepPlan
 from perfmodel.workload.kernels.float8_layers import Float8, gathered_weights
+from perfmodel.workload.memory.optimizer_states import shares_of_step
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -131,6 +132,25 @@ class StepRequest:
 
     def __post_init__(self) -> None:
         raise_faults(count_faults(self.ranks, self.batch_per_gpu))
+
+
+def updating_share(request: StepRequest, ranks: int, *, layer_wise: bool = False) -> StepRequest:
+    """Return a request whose optimizer has to do what the fullest of the ranks updates.
+
+    `layer_wise`: as in `fullest_share`.
+    """
+    assert request.gpu is not None
+    own_s, operations = shares_of_step(
+        request.workload, request.optimizer, ranks, request.gpu, layer_wise=layer_wise
+    )
+    return replace(
+        request,
+        times=replace(
+            request.times,
+            optimizer_s=own_s * request.times.optimizer_s,
+            optimizer_kernels=round(operations * request.times.optimizer_kernels),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.plan.builder import GROUP, RANKS, TaskList
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
-from perfmodel.training.sharding_step import updating_share
-from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.training.strategy import Setting, StepRequest, Strategy, updating_share
 from perfmodel.workload.memory.optimizer_states import gathered_matrices
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
