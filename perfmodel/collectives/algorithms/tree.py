@@ -300,11 +300,12 @@ def _pat_step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> P
     come = np.arange(0, ranks - distance, 2 * distance)
     sender = np.arange(ranks)
     receiver = (sender + distance) % ranks
-    chunk = ((sender[:, None] - come) % ranks).ravel()
     src, dst = (receiver, sender) if reduces else (sender, receiver)
-    nbytes = sizes[chunk].reshape(ranks, -1).sum(axis=1).astype(float)
+    nbytes = sizes[(sender[:, None] - come) % ranks].sum(axis=1).astype(float)
 
     def step(_: int) -> Round:
+        # as many as ranks squared: made where they are asked for, and not kept
+        chunk = ((sender[:, None] - come) % ranks).ravel()
         return Round(
             src=np.repeat(src, len(come)),
             dst=np.repeat(dst, len(come)),
