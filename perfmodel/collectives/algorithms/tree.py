@@ -301,7 +301,11 @@ def _pat_step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> P
     sender = np.arange(ranks)
     receiver = (sender + distance) % ranks
     src, dst = (receiver, sender) if reduces else (sender, receiver)
-    nbytes = sizes[(sender[:, None] - come) % ranks].sum(axis=1).astype(float)
+    nbytes = (
+        np.full(ranks, float(sizes[0] * len(come)))
+        if sizes.min() == sizes.max()
+        else sizes[(sender[:, None] - come) % ranks].sum(axis=1).astype(float)
+    )
 
     def step(_: int) -> Round:
         # as many as ranks squared: made where they are asked for, and not kept
