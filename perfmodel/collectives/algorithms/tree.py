@@ -304,7 +304,7 @@ def _pat_step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> P
     nbytes = (
         np.full(ranks, float(sizes[0] * len(come)))
         if sizes.min() == sizes.max()
-        else sizes[(sender[:, None] - come) % ranks].sum(axis=1).astype(float)
+        else sum((np.roll(sizes, each) for each in come), np.zeros_like(sizes)).astype(float)
     )
 
     def step(_: int) -> Round:
