@@ -20,7 +20,10 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.megatron import buffer_buckets, owned_elements
 from perfmodel.training.memory_use import MemoryUse, Setup
+from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.step_plan import Compute
 from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.strategy import updating_share
 from perfmodel.workload.memory.optimizer_states import layer_wise_shares
 from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy_workload import request
@@ -105,3 +108,23 @@ def memory_of(kind: str, case: dict[str, Any], ranks: int) -> MemoryUse:
     model = request_of(case, ranks).workload
     setup = Setup(model, case["dtype"], "adamw", ranks, 2, options=options_of(kind, case))
     return STRATEGIES[kind].memory(setup)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_copies_what_the_others_updated(ranks: int) -> None:
+    """It joins its own tensors, gathers all, and copies each of the others to its place."""
+    case = load("megatron")["layer-wise"]
+    asked = request_of(case, ranks)
+    model = asked.workload
+    own = layer_wise_shares(model, ranks)[0]
+    elements = sum(model.tensors[index].numel for index in own)
+    plan = STRATEGIES["megatron"].plan(asked, options_of("megatron", case))
+    took_s = {
+        task.name: task.work.duration_s for task in plan.tasks if isinstance(task.work, Compute)
+    }
+    copies = TaskList.of(asked)
+    own_s = updating_share(asked, ranks, layer_wise=True).times.optimizer_s
+    assert took_s["join parameters"] == copies.copy_s(4 * elements, 1)
+    others = len(model.ready_order) - len(own)
+    assert took_s["copy parameters"] == copies.copy_s(4 * (model.parameters - elements), others)
+    assert took_s["optimizer"] == own_s + copies.copy_s(8 * elements, 2)
