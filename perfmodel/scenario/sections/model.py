@@ -255,6 +255,12 @@ class ExpertsSection(FileModel):
     dispatch_dtype: Literal["bf16", "fp8"] | None = Field(
         default=None, description="of tokens on their way to experts; default: of the compute"
     )
+    buffer_factor: Annotated[float, Field(ge=1, le=1e5)] = Field(
+        default=1.0,
+        description="rows of the buffers that take what arrives, over those that do: a compiler of "
+        "fixed shapes copies, activates and keeps them all (MaxText's ragged_buffer_factor; its -1, "
+        "for the worst case, is parallel.expert)",
+    )
     overlap: Switch = Field(
         default=False,
         description="tokens travel beside the products of another micro-batch (Megatron's "

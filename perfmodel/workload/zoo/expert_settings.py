@@ -192,6 +192,12 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
             "'all_gather'",
             "all_to_all or deduplicated beside dispatch_dtype",
         ),
+        (
+            settings.buffer_factor != 1.0 and gathers,
+            "experts.buffer_factor",
+            f"{settings.buffer_factor:g}",
+            "1 beside dispatcher all_gather",
+        ),
         (tensor > 1 and gathers, "experts.tensor", str(tensor), "1 beside dispatcher all_gather"),
         (
             node is not None and (node < 1 or shard.expert % node),
@@ -214,6 +220,12 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
             f"nothing {idle}",
         ),
         (settings.overlap, "experts.overlap", "true", f"false {idle}"),
+        (
+            settings.buffer_factor != 1.0,
+            "experts.buffer_factor",
+            f"{settings.buffer_factor:g}",
+            f"1 {idle}",
+        ),
         (node is not None, "experts.ranks_per_node", str(node), f"nothing {idle}"),
         (
             settings.imbalance and settings.capacity is None,

@@ -87,6 +87,26 @@ class RoutedPlace:
         """Rows that the busiest rank's experts have, of one sample of each rank."""
         return self.sent_rows * self.settings.tensor
 
+    @property
+    def buffer_rows(self) -> float:
+        """Rows of the buffers that take what arrives: all are copied and kept, filled or not."""
+        return self.rows * self.settings.buffer_factor
+
+    @property
+    def copied_rows(self) -> float:
+        """Rows that are written in the order of experts, on their way to them.
+
+        What an all-to-all brings comes rank by rank, and is sorted once more (Megatron-Core 0.16
+        ``sort_chunks_by_idxs``, torchtitan ``_permute``). Tokens that travel once are gathered for
+        all of their experts where they arrive.
+        """
+        pairs, ranks = float(self.tokens * self.routed.top_k), self.block.shard.expert
+        if ranks == 1 or self.settings.dispatcher == "all_gather":
+            return pairs
+        if self.settings.dispatcher == "deduplicated":
+            return self.buffer_rows
+        return pairs + self.buffer_rows * (ranks < self.routed.experts)
+
     def named(self, part: str) -> str:
         """Full name of a part."""
         return ".".join(filter(None, (self.block.prefix, self.names.path, part)))
@@ -171,16 +191,18 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
 def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
     block, routed = place.block, place.routed
-    s, h, rows = place.tokens, block.shape.width, place.rows
+    s, h, rows = place.tokens, block.shape.width, place.buffer_rows
     wide, ungated = routed.width // place.settings.tensor, block.shape.ungated
     pairs = float(s * routed.top_k)
-    gathered = (passes_of("activation") + routed.weighs_input * passes_of("activation")) * pairs * h
+    copied = passes_of("activation") * place.copied_rows * h
+    gathered = copied + routed.weighs_input * passes_of("activation") * pairs * h
     if place.settings.dispatch_dtype == "fp8":
         # cast before tokens leave, and back where they arrive; gradients likewise in backward
         gathered += passes_of("cast") * (s * h + rows * h)
     weighs = not routed.weighs_input
     restored = (
-        passes_of("activation") * pairs * h * (1 + weighs)
+        copied
+        + weighs * passes_of("activation") * pairs * h
         + pairs * h
         + passes_of("addition") * s * h
     )
@@ -190,7 +212,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         h,
         wide if ungated else 2 * wide,
         vector=gathered,
-        fused=passes_of("activation") * pairs * h,
+        fused=copied,
         saved=rows * h + routed.weighs_input * pairs * h,
         fused_saved=rows * h,
         indices=2,
@@ -208,7 +230,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         + restored
         + adds_bias * passes_of("expert_bias") * rows * h,
         fused=passes_of("fused_addition") * rows * wide
-        + passes_of("activation") * pairs * h
+        + copied
         + passes_of("fused_addition") * s * h
         + adds_bias * passes_of("expert_bias") * rows * h,
         saved=float(function.saved) * rows * wide + weighs * rows * h,

@@ -109,6 +109,8 @@ def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
         ("", 3, "parallel.expert", "64 experts"),
         ("imbalance: 0.5", 1, "model.experts.imbalance", "expert: 1"),
         ("overlap: true", 1, "model.experts.overlap", "expert: 1"),
+        ("buffer_factor: 8", 1, "model.experts.buffer_factor", "expert: 1"),
+        ("buffer_factor: 0.5", 2, "model.experts.buffer_factor", "greater than or equal to 1"),
         ("imbalance: 9", 16, "model.experts.imbalance", "0 to below 7.94"),
         ("pad_to_capacity: true", 2, "model.experts.pad_to_capacity", "a capacity"),
         ("tensor: 2", 2, "model.experts.tensor", "1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.layer_calls import LayerCall
+from perfmodel.workload.model import ELEMENT_BYTES
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import (
     EXPERT_SHAPES,
@@ -141,6 +143,39 @@ def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
             assert before == after
 
 
+@pytest.mark.parametrize(
+    ("expert", "how", "rows"),
+    [
+        (1, {}, 1),
+        (4, {}, 2),  # gathered, then sorted once more where they arrive (Megatron-Core, torchtitan)
+        (16, {}, 1),  # all that arrive are of one expert
+        (4, {"dispatcher": "all_gather"}, 1),
+        (4, {"dispatcher": "deduplicated"}, 1),
+        (4, {"buffer_factor": 4.0}, 1 + 4),
+        (4, {"buffer_factor": 4.0, "dispatcher": "deduplicated"}, 4),
+    ],
+)
+def test_rows_are_copied_wherever_they_change_their_order(
+    expert: int, how: dict[str, Any], rows: int
+) -> None:
+    """Read and written on the way there, and as often on the way back."""
+    widen, narrow = (
+        next(
+            layer
+            for layer in made(SMALL, Shard(expert=expert), ExpertSettings(**how)).layers
+            if layer.name.endswith(f"experts.{name}")
+        )
+        for name in ("gate_up_proj", "down_proj")
+    )
+    pairs, width, inner = TOKENS * 3, 32, 16
+    there = ELEMENT_BYTES * 2 * rows * pairs * width
+    assert widen.vector_bytes == there
+    filled = how.get("buffer_factor", 1.0) * pairs
+    gated, weighed, summed = 5 * filled * inner, 2 * pairs * width, (pairs + 3 * TOKENS) * width
+    assert narrow.vector_bytes == there + ELEMENT_BYTES * (gated + weighed + summed)
+    assert widen.saved_elements == filled * width
+
+
 def deepseek_calls(how: ExpertSettings, expert: int = 64) -> list[LayerCall]:
     """All-to-alls of tokens of one layer of DeepSeek-V3."""
     workload = expert_decoder(
@@ -223,6 +258,11 @@ def test_gathered_tokens_come_from_all_ranks() -> None:
             Shard(tensor=2, sequence_parallel=True, expert=2),
             ExpertSettings(tensor=4),
             ("experts.tensor", "4", "1 or 2"),
+        ),
+        (
+            Shard(expert=4),
+            ExpertSettings(dispatcher="all_gather", buffer_factor=2),
+            ("buffer_factor", "found 2", "1 beside dispatcher all_gather"),
         ),
         (Shard(expert=4), ExpertSettings(ranks_per_node=3), ("ranks_per_node", "divisor of the 4")),
         (
