@@ -96,7 +96,7 @@ PRECISIONS: Mapping[str, Sequence[Changes]] = {
     **{name: ({"compute.precision": name},) for name in ("fp32", "tf32", "bf16", "fp16", "fp8")},
     **{
         f"fp8, {recipe}": ({"compute.precision": "fp8", "compute.fp8": {"recipe": recipe}},)
-        for recipe in ("blockwise", "mxfp8", "nvfp4")
+        for recipe in ("blockwise", "mxfp8", "nvfp4", "mxfp4")
     },
 }
 """Precisions and recipes, as `LAYOUTS`."""

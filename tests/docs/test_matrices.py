@@ -68,4 +68,4 @@ def test_a_table_numbers_its_reasons() -> None:
     assert all(f"\n{number}. `compute." in text for number in numbers)
     (row,) = (line for line in text.splitlines() if line.startswith("| h100-sxm5-80gb"))
     words = re.sub(r" \(\d+\)", "", row).strip("| ").split(" | ")
-    assert words[1:] == ["yes"] * 6 + ["no"] * 2, "mxfp8 and nvfp4 need Blackwell"
+    assert words[1:] == ["yes"] * 6 + ["no"] * 3, "mxfp8 and formats of 4 bits need newer GPUs"

@@ -10,7 +10,7 @@ from perfmodel.files import Count, FileModel, Nodes, Seconds
 from perfmodel.scenario.sections.base import Index, Name, Rules, Section, Switch, is_growing
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
-    "transformer_engine": ("delayed", "current", "blockwise", "mxfp8", "nvfp4"),
+    "transformer_engine": ("delayed", "current", "blockwise", "mxfp8", "nvfp4", "mxfp4"),
     "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"),
 }
 """Recipes of each library."""
@@ -48,14 +48,15 @@ class Float8Section(Section):
         "blockwise",
         "mxfp8",
         "nvfp4",
+        "mxfp4",
         "tensorwise",
         "rowwise",
         "rowwise_with_gw_hp",
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8', 'nvfp4' (of 4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', "
-        "'rowwise_with_gw_hp', 'mxfp8'",
+        "newer), 'mxfp8' (Blackwell, MI350X and MI355X), 'nvfp4' (of 4 bits; Blackwell), 'mxfp4' (of 4 "
+        "bits; MI350X and MI355X); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', 'mxfp8'",
     )
     reduce_amax: Switch = Field(
         default=True, description="all GPUs agree on greatest values after each pass (delayed)"
@@ -136,7 +137,7 @@ class Float8Section(Section):
                 "'first_last_layers_bf16' with another recipe than delayed alone",
             ),
             (
-                self.fp8_param_gather and self.recipe == "mxfp8",
+                self.fp8_param_gather and self.recipe in ("mxfp8", "mxfp4"),
                 "'fp8_param_gather' with recipe: delayed, current or blockwise",
             ),
             (

@@ -55,6 +55,7 @@ def scenario(tmp_path, recipe=None, **changes):
         ("recipe: rowwise, enable_fsdp_float8_all_gather: true", {"kind": "fsdp"}, "tensorwise al"),
         ("recipe: tensorwise, precompute_float8_dynamic_scale_for_fsdp: true", {}, "all_gather: t"),
         ("recipe: mxfp8, fp8_param_gather: true", {}, "recipe: delayed, current or blockwise"),
+        ("recipe: mxfp4, fp8_param_gather: true", {}, "recipe: delayed, current or blockwise"),
         ("recipe: mxfp8, library: torchao", EAGER, "'compiled: true' with recipe"),
         (
             "recipe: tensorwise, enable_fsdp_float8_all_gather: true",

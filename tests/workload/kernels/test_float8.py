@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.files import read_yaml
+from perfmodel.scenario.sections.training import RECIPES
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import compute_spread
 from perfmodel.workload.kernels.device import make_device
@@ -276,10 +277,12 @@ def test_models_without_linear_layers_in_blocks_are_refused():
         ("l40s", {"delayed", "current"}),
         (B200, {"delayed", "current", "blockwise", "mxfp8", "nvfp4"}),
         (RTX, {"delayed", "current", "blockwise"}),
+        ("mi300x", {"delayed", "current"}),
+        ("mi355x", {"delayed", "current", "mxfp8", "mxfp4"}),
     ],
 )
 def test_recipes_of_a_gpu(gpu, recipes):
-    for recipe in ("delayed", "current", "blockwise", "mxfp8", "nvfp4"):
+    for recipe in RECIPES["transformer_engine"]:
         if recipe in recipes:
             assert float8_casts(Float8(recipe=recipe), load_gpu(gpu), compiled=True)
         else:
@@ -300,6 +303,15 @@ def test_nvfp4_reads_once_more_for_the_hadamard_transform():
     assert casts.gradient.nbytes(100, 2) == 100 * (3 * 2 + written)
     assert casts.weight[0].nbytes(100, 2) == 100 * (2 * 2 + written)
     assert (casts.input[0].kernels, casts.weight[0].kernels) == (3, 2)
+
+
+def test_mxfp4_casts_both_ways_at_once():
+    """ROCm's cast_transpose_mxfp4_shuffled: bf16 read once, 4 bits and a byte for 32, twice."""
+    casts = float8_casts(Float8(recipe="mxfp4"), load_gpu("mi355x"), compiled=True)
+    for cast in (casts.input[0], casts.weight[0], casts.gradient):
+        assert cast.nbytes(96, 2) == 96 * 2 + 2 * (96 / 2 + 96 / 32)
+        assert cast.kernels == 1
+    assert casts.operand_bytes * 96 == 96 / 2 + 96 / 32
 
 
 def test_a_gpu_without_fp8_refuses_it():
