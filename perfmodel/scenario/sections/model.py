@@ -258,8 +258,8 @@ class ExpertsSection(FileModel):
     buffer_factor: Annotated[float, Field(ge=1, le=1e5)] = Field(
         default=1.0,
         description="rows of the buffers that take what arrives, over those that do: a compiler of "
-        "fixed shapes copies, activates and keeps them all (MaxText's ragged_buffer_factor; its -1, "
-        "for the worst case, is parallel.expert)",
+        "fixed shapes copies, activates and keeps them all (MaxText's ragged_buffer_factor; its "
+        "-1, for the worst case, is parallel.expert)",
     )
     overlap: Switch = Field(
         default=False,

@@ -55,8 +55,9 @@ class Float8Section(Section):
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8' (Blackwell, MI350X and MI355X), 'nvfp4' (of 4 bits; Blackwell), 'mxfp4' (of 4 "
-        "bits; MI350X and MI355X); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', 'mxfp8'",
+        "newer), 'mxfp8' (Blackwell, MI350X and MI355X), 'nvfp4' (of 4 bits; Blackwell), 'mxfp4' "
+        "(of 4 bits; MI350X and MI355X); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', "
+        "'mxfp8'",
     )
     reduce_amax: Switch = Field(
         default=True, description="all GPUs agree on greatest values after each pass (delayed)"
