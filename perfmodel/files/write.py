@@ -6,8 +6,7 @@ import csv
 import io
 import json
 import math
-import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
@@ -31,14 +30,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with temporary.open("xb") as stream:
                 stream.write(data)
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise InputError(
@@ -128,9 +126,3 @@ def as_json(value: Any, field: str = "document", *, infinite_as_null: bool = Fal
 def attributes(source: object, names: str) -> dict[str, Any]:
     """Return attributes of an object by name, in the order of `names`, which spaces separate."""
     return {name: getattr(source, name) for name in names.split()}
-
-
-def _umask() -> int:  # the only way to read it is to set it
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
