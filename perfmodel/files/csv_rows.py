@@ -6,10 +6,12 @@ import csv
 import io
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed
 from perfmodel.files.read import read_text
+from perfmodel.files.validate import attempt
 from perfmodel.units import MOST_MEASURED_BYTES
 
 
@@ -49,13 +51,13 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
     """
     columns: tuple[str, ...] = ()
     header_line, records = 0, list[Record]()
-    try:
-        text = read_text(path).removeprefix("\ufeff")
-    except InputError as error:
-        faults.extend(error.faults)
+    text = attempt(faults, partial(read_text, path))
+    if text is None:
         return Table((), 0, ())
     reader = csv.reader(
-        io.StringIO(text, newline=""), strict=not hand_written, skipinitialspace=hand_written
+        io.StringIO(text.removeprefix("\ufeff"), newline=""),
+        strict=not hand_written,
+        skipinitialspace=hand_written,
     )
     try:
         for row in reader:
@@ -77,8 +79,9 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
     except csv.Error as error:
         faults.append(Fault("file", str(error), "a CSV with a header", str(path), reader.line_num))
     else:
-        if not header_line:
-            faults.append(Fault("file", "nothing", "a CSV with a header", str(path)))
+        faults += failed(
+            (not header_line, "file", "nothing", "a CSV with a header"), file=str(path)
+        )
     return Table(columns, header_line, tuple(records))
 
 
