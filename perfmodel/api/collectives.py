@@ -39,6 +39,7 @@ def verify(
     seed: int = 0,
     **own: Any,
 ) -> list[VerifiedRow]: ...
+@python_names
 def verify(
     algorithm: Any, *, ranks: Iterable[int] = RANKS, orders: int = 3, seed: int = 0, **own: Any
 ) -> Verified | list[VerifiedRow]:
@@ -100,10 +101,10 @@ def verify(
         repr(ranks),
         "numbers of ranks, such as range(2, 18)",
     )
-    with python_names():
-        return verify_table(algorithm, counts, orders=orders, seed=seed, **own)
+    return verify_table(algorithm, counts, orders=orders, seed=seed, **own)
 
 
+@python_names
 def collective(
     topology: Topology | nx.Graph[Any] | str | Path,
     *,
@@ -165,24 +166,24 @@ def collective(
         as_profile(profile),
     )
     name = op.replace("-", "_")
-    with python_names():
-        rows, notes = collective_answer(
-            machine,
-            op=name,
-            sizes=listed,
-            algorithm=algorithm,
-            library=library,
-            settings=_nccl_settings(library, settings, version, env),
-            profile=measured,
-            profile_rows=profile_rows,
-            fidelity=fidelity,
-            progress=progress,
-        )
+    rows, notes = collective_answer(
+        machine,
+        op=name,
+        sizes=listed,
+        algorithm=algorithm,
+        library=library,
+        settings=_nccl_settings(library, settings, version, env),
+        profile=measured,
+        profile_rows=profile_rows,
+        fidelity=fidelity,
+        progress=progress,
+    )
     return CollectiveTimes(
         rows, f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}", notes
     )
 
 
+@python_names
 def diagnose(
     log: str | Path,
     topology: str | Path,
@@ -223,17 +224,16 @@ def diagnose(
     from perfmodel.validate.diagnose import diagnose_log
 
     request = MachineRequest(str(topology), nodes, gpus_per_node, fabric)
-    with python_names():
-        return Diagnoses(
-            diagnose_log(
-                Path(log),
-                request,
-                op=op,
-                settings=_nccl_settings("nccl", None, version, env),
-                profile=as_profile(profile),
-                progress=progress,
-            )
+    return Diagnoses(
+        diagnose_log(
+            Path(log),
+            request,
+            op=op,
+            settings=_nccl_settings("nccl", None, version, env),
+            profile=as_profile(profile),
+            progress=progress,
         )
+    )
 
 
 def _nccl_settings(

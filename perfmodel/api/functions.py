@@ -44,6 +44,7 @@ UNCHANGED: Final = object()
 """A section that stays as the scenario has it: None removes one."""
 
 
+@python_names
 def run(
     scenario: Question,
     fields: Fields | None = None,
@@ -112,23 +113,23 @@ def run(
     if own is None and strategy is not UNCHANGED:
         keywords["strategy"] = strategy
     question = as_scenario(scenario, fields, keywords)
-    with python_names():
-        return showing(
-            RunResult,
-            run_scenario(
-                question,
-                fidelity=fidelity,
-                profile=as_profile(profile),
-                progress=progress,
-                with_first=with_first,
-                strategy=own,
-                processes=processes,
-                steps=steps,
-                workers=search_workers(question, jobs, backend, scheduler),
-            ),
-        )
+    return showing(
+        RunResult,
+        run_scenario(
+            question,
+            fidelity=fidelity,
+            profile=as_profile(profile),
+            progress=progress,
+            with_first=with_first,
+            strategy=own,
+            processes=processes,
+            steps=steps,
+            workers=search_workers(question, jobs, backend, scheduler),
+        ),
+    )
 
 
+@python_names
 def tune(
     scenario: Question,
     fields: Fields | None = None,
@@ -166,25 +167,25 @@ def tune(
 
     question, measured = as_scenario(scenario, fields, keywords), as_profile(profile)
     row = STRATEGIES.get(question.strategy.kind)
-    with python_names():
-        if row is None or row.buckets:
-            return showing(
-                BucketTuning,
-                tune_scenario(
-                    question, profile=measured, size=size, horovod=horovod, progress=progress
-                ),
-            )
-        refuse_if(
-            horovod,
-            "horovod",
-            f"strategy {question.strategy.kind}",
-            "a scenario with strategy ddp, or kind: horovod",
-        )
+    if row is None or row.buckets:
         return showing(
-            StrategyTuning, tune_settings(question, profile=measured, size=size, progress=progress)
+            BucketTuning,
+            tune_scenario(
+                question, profile=measured, size=size, horovod=horovod, progress=progress
+            ),
         )
+    refuse_if(
+        horovod,
+        "horovod",
+        f"strategy {question.strategy.kind}",
+        "a scenario with strategy ddp, or kind: horovod",
+    )
+    return showing(
+        StrategyTuning, tune_settings(question, profile=measured, size=size, progress=progress)
+    )
 
 
+@python_names
 def compare(
     *scenarios: Any,
     profile: Profile | str | Path | None = None,
@@ -218,19 +219,19 @@ def compare(
     from perfmodel.studies.compare import compare as compare_scenarios
 
     columns = as_columns(scenarios, keywords)
-    with python_names():
-        return showing(
-            ComparisonResult,
-            compare_scenarios(
-                columns,
-                profile=as_profile(profile),
-                attribute=attribute,
-                jobs=jobs,
-                progress=progress,
-            ),
-        )
+    return showing(
+        ComparisonResult,
+        compare_scenarios(
+            columns,
+            profile=as_profile(profile),
+            attribute=attribute,
+            jobs=jobs,
+            progress=progress,
+        ),
+    )
 
 
+@python_names
 def variants(
     scenario: Question,
     fields: Fields | None = None,
@@ -258,10 +259,10 @@ def variants(
     from perfmodel.studies.sweep.variants import variants as list_variants
 
     question = as_scenario(scenario, fields, keywords)
-    with python_names():
-        return list_variants(question, grid=grid, zip=zip)
+    return list_variants(question, grid=grid, zip=zip)
 
 
+@python_names
 def sweep(
     scenario: Question | Sequence[Variant],
     fields: Fields | None = None,
@@ -313,21 +314,21 @@ def sweep(
                 )
     else:
         scenario = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
-    with python_names():
-        return showing(
-            Sweep,
-            run_sweep(
-                scenario,
-                jobs=jobs,
-                backend=backend,
-                scheduler=scheduler,
-                store=store,
-                profile=as_profile(profile),
-                progress=progress,
-            ),
-        )
+    return showing(
+        Sweep,
+        run_sweep(
+            scenario,
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            profile=as_profile(profile),
+            progress=progress,
+        ),
+    )
 
 
+@python_names
 def plan(
     scenario: Question,
     fields: Fields | None = None,
@@ -365,21 +366,21 @@ def plan(
     from perfmodel.studies.plan.run import plan_scenario
 
     question = as_scenario(scenario, fields, keywords)
-    with python_names():
-        return showing(
-            Plan,
-            plan_scenario(
-                question,
-                profile=as_profile(profile),
-                jobs=jobs,
-                backend=backend,
-                scheduler=scheduler,
-                store=None if store is None else Path(store),
-                progress=progress,
-            ),
-        )
+    return showing(
+        Plan,
+        plan_scenario(
+            question,
+            profile=as_profile(profile),
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=None if store is None else Path(store),
+            progress=progress,
+        ),
+    )
 
 
+@python_names
 def advise(
     scenario: Question,
     fields: Fields | None = None,
@@ -409,11 +410,10 @@ def advise(
     from perfmodel.studies.advise.run import advise_scenario
 
     question = as_scenario(scenario, fields, keywords)
-    with python_names():
-        return showing(
-            AdviceResult,
-            advise_scenario(question, profile=as_profile(profile), jobs=jobs, progress=progress),
-        )
+    return showing(
+        AdviceResult,
+        advise_scenario(question, profile=as_profile(profile), jobs=jobs, progress=progress),
+    )
 
 
 def doctor() -> Installation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
@@ -56,11 +55,10 @@ class _Scalar(Protocol):
     def item(self) -> Any: ...
 
 
-def python_names() -> AbstractContextManager[None]:
-    """Report faults under the names that Python users gave: keywords, not flags."""
-    return changed_faults(
-        lambda f: replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
-    )
+python_names = changed_faults(
+    lambda f: replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
+)
+"""Decorates a function: reports faults under the names that Python users gave, not as flags."""
 
 
 def as_scenario(
@@ -91,17 +89,16 @@ def as_scenario(
     """
     changes = _check_fields(fields)
     changes |= {name.replace("__", "."): _plain(value) for name, value in (keywords or {}).items()}
-    with python_names():
-        scenario = _find(question)
-        if not changes:
-            return scenario
-        refuse_if(
-            not scenario.origin.content,
-            "scenario",
-            "a Scenario made of sections",
-            "a name, a path or a mapping, where fields are to be changed",
-        )
-        return change_scenario(scenario, changes, flags=tuple(changes))
+    scenario = _find(question)
+    if not changes:
+        return scenario
+    refuse_if(
+        not scenario.origin.content,
+        "scenario",
+        "a Scenario made of sections",
+        "a name, a path or a mapping, where fields are to be changed",
+    )
+    return change_scenario(scenario, changes, flags=tuple(changes))
 
 
 def _find(question: object) -> Scenario:
@@ -213,8 +210,7 @@ def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> T
         raise_faults(Fault(name, "a value", allowed) for name, value in own.items() if value)
         return machine
     if isinstance(machine, str | Path) or is_graph(machine):
-        with python_names():
-            return build_cluster(machine, nodes=nodes, fabric=fabric, gpus_per_node=gpus)
+        return build_cluster(machine, nodes=nodes, fabric=fabric, gpus_per_node=gpus)
     raise refused(
         "topology", machine, "a name such as 'dgx-a100', a path, a NetworkX graph or a Topology"
     )
