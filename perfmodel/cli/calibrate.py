@@ -124,6 +124,7 @@ def calibrate(
         print_notes(f"wrote {write_residuals(profile, plot)}")
 
 
+@flags_as_fields(MACHINE_FLAGS)
 def _profile_from_sweeps(
     contents: list[Found],
     files: list[Path],
@@ -140,8 +141,7 @@ def _profile_from_sweeps(
         repr(library),
         "'nccl', which these files were measured with",
     )
-    with flags_as_fields(MACHINE_FLAGS):
-        profile = profile_of(contents, request, name=name, paths=files)
+    profile = profile_of(contents, request, name=name, paths=files)
     print_notes(*(f"Note: {note}." for fit in profile.fits for note in fit.notes))
     return profile
 

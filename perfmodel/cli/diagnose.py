@@ -23,6 +23,7 @@ from perfmodel.cli.output import (
 )
 
 
+@flags_as_fields(MACHINE_FLAGS)
 def diagnose(
     log: Annotated[
         Path,
@@ -57,13 +58,12 @@ def diagnose(
 
     settings = library_settings("nccl", "auto", env or [], nccl_version, one_process=False)
     print_notes(*settings.notes())
-    with flags_as_fields(MACHINE_FLAGS):
-        diagnoses = diagnose_log(
-            log,
-            MachineRequest(topology, nodes, gpus_per_node, fabric),
-            op=op,
-            settings=settings,
-            profile=load_profile(profile),
-        )
+    diagnoses = diagnose_log(
+        log,
+        MachineRequest(topology, nodes, gpus_per_node, fabric),
+        op=op,
+        settings=settings,
+        profile=load_profile(profile),
+    )
     print_answer(diagnoses, json=json, to_json=diagnosis_json, lines=diagnosis_lines)
     print_notes(*dict.fromkeys(f"Note: {note}." for each in diagnoses for note in each.notes))

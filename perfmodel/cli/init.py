@@ -45,6 +45,7 @@ _FLAGS = {
 }
 
 
+@flags_as_fields(_FLAGS)
 def init(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE.yaml", help="Write the scenario here.")
@@ -116,18 +117,17 @@ def init(
         )
         if topo is not None:
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
-        with flags_as_fields(_FLAGS):
-            draft = draft_from_trace(
-                trace,
-                output,
-                gpu=gpu,
-                batch_per_gpu=batch,
-                model=model,
-                node=node,
-                nodes=nodes,
-                fabric=fabric,
-                force=force,
-            )
+        draft = draft_from_trace(
+            trace,
+            output,
+            gpu=gpu,
+            batch_per_gpu=batch,
+            model=model,
+            node=node,
+            nodes=nodes,
+            fabric=fabric,
+            force=force,
+        )
         _write(draft, output, f"perfmodel run {output}", force=force)
         return
     refuse_if(
@@ -153,8 +153,7 @@ def init(
     answers = DraftAnswers(
         model, config, node or "dgx-a100", nodes or 1, fabric, precision, batch, strategy
     )
-    with flags_as_fields(_FLAGS):
-        draft = draft_scenario(answers, output.parent)
+    draft = draft_scenario(answers, output.parent)
     _write(
         draft,
         output,
@@ -201,15 +200,14 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
 
     place = output.with_name(f"{output.stem}-node.yaml")
     check_new(place, force=force)
-    with flags_as_fields(_FLAGS):
-        imported = import_file(topo, gpu=gpu)
-        refuse_if(
-            imported.is_fabric,
-            "--topo",
-            f"{str(topo)!r}, a network",
-            "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML",
-        )
-        imported.node()
+    imported = import_file(topo, gpu=gpu)
+    refuse_if(
+        imported.is_fabric,
+        "--topo",
+        f"{str(topo)!r}, a network",
+        "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML",
+    )
+    imported.node()
     print_notes(*(f"assumed: {text}" for text in imported.notes))
     write_atomically(place, imported.text())
     print_notes(f"wrote {place}")

@@ -217,6 +217,7 @@ def capture(
     print_notes(f"wrote {path}; in a scenario: model: {{file: {path}}}")
 
 
+@flags_as_fields({"model": "MODEL", "name": "MODEL"})
 def models(
     names: Annotated[
         list[str] | None,
@@ -232,8 +233,7 @@ def models(
     from perfmodel.units import format_bytes
     from perfmodel.workload import load_workload, zoo_names
 
-    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
-        zoo = [load_workload(name) for name in names or zoo_names()]
+    zoo = [load_workload(name) for name in names or zoo_names()]
     print_listing(
         {
             "models": [

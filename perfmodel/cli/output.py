@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -388,6 +388,14 @@ def output_option(metavar: str, text: str) -> Any:
     return typer.Option("-o", "--output", metavar=metavar, help=text)
 
 
+@contextmanager
+def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
+    """Report faults of a function's parameters under the flags that set them; also decorates."""
+    with changed_faults(lambda fault: replace(fault, field=flags.get(fault.field, fault.field))):
+        yield
+
+
+@flags_as_fields({"profile": "--profile"})
 def load_profile(name: str | None) -> Profile | None:
     """Read the profile that ``--profile`` names; None where there is none."""
     if name is None:
@@ -395,8 +403,7 @@ def load_profile(name: str | None) -> Profile | None:
 
     from perfmodel.calibrate import read_profile
 
-    with flags_as_fields({"profile": "--profile"}):
-        return read_profile(name)
+    return read_profile(name)
 
 
 def parse_quantities(
@@ -421,8 +428,3 @@ def parse_quantities(
             )
     raise_faults(faults)
     return values
-
-
-def flags_as_fields(flags: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Report faults of a function's parameters under the flags that set them."""
-    return changed_faults(lambda fault: replace(fault, field=flags.get(fault.field, fault.field)))
