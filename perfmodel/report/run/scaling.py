@@ -81,7 +81,7 @@ def findings(result: Result) -> list[str]:
     if len(points) < 2:
         return []
     joined, best = runs(result), max(points, key=lambda point: point.samples_per_s)
-    limits = "; ".join(f"{run.bottleneck} on {sizes_of(run)}" for run in joined)
+    limits = "; ".join(f"{run.first.bottleneck} on {sizes_of(run)}" for run in joined)
     missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
     lacking = f"{', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
     too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
@@ -92,7 +92,7 @@ def findings(result: Result) -> list[str]:
             (True, good_sentence(result)),
             (
                 len(joined) == 1,
-                f"The bottleneck is the same at every size: {joined[0].bottleneck}.",
+                f"The bottleneck is the same at every size: {joined[0].first.bottleneck}.",
             ),
             (len(joined) > 1, f"Bottleneck: {limits}."),
             (True, quantities.slowest(result)),
@@ -186,7 +186,8 @@ def good_sentence(result: Result) -> str:
 
 def sizes_of(run: Run) -> str:
     """``"8 GPUs"``, ``"16 to 128 GPUs"``."""
-    return f"{'' if run.first == run.last else f'{run.first:,} to '}{quantities.gpus(run.last)}"
+    last = quantities.gpus(run.last.gpus)
+    return last if run.first is run.last else f"{run.first.gpus:,} to {last}"
 
 
 def scaling_section(result: Result) -> Section:
@@ -210,7 +211,7 @@ def _figures(result: Result) -> list[Box]:
     colours = bottleneck_colours(result)
     items = "".join(
         f'<li><i class="swatch" style="--c:{colours[run.kind]}"></i>'
-        f"<span><b>{sizes_of(run)}</b> {escape(run.bottleneck)}</span></li>"
+        f"<span><b>{sizes_of(run)}</b> {escape(run.first.bottleneck)}</span></li>"
         for run in runs(result)
     )
     speed, share, step = (
@@ -255,7 +256,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     colours: dict[str, str] = {}
     for run in runs(result):
         if run.kind not in colours:
-            colours[run.kind] = own[run.limit] if run.limit in own else next(others)
+            colours[run.kind] = own.get(run.first.limit) or next(others)
     return colours
 
 
@@ -360,8 +361,8 @@ def _strip(figure: Drawing, result: Result) -> None:
             yref="paper",
             y0=0,
             y1=_STRIP_HEIGHT_SHARE,
-            x0=edges[sizes.index(run.first)],
-            x1=edges[sizes.index(run.last) + 1],
+            x0=edges[sizes.index(run.first.gpus)],
+            x1=edges[sizes.index(run.last.gpus) + 1],
             fillcolor=colours[run.kind],
             line={"width": 0},
         )

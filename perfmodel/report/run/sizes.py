@@ -12,7 +12,7 @@ from itertools import groupby
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Column, Table, tabulate
-from perfmodel.studies.run.result import Limit, Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 
 WORTHWHILE_GAIN_SHARE = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.
@@ -65,11 +65,9 @@ class Reach:
 class Run:
     """Neighbouring sizes with the same kind of bottleneck."""
 
-    first: int
-    last: int
-    bottleneck: str
     kind: str
-    limit: Limit
+    first: SizeResult
+    last: SizeResult
 
 
 def size_gains(result: Result) -> tuple[SizeGain, ...]:
@@ -185,7 +183,7 @@ def ends(result: Result) -> tuple[list[float], list[float]] | None:
 def runs(result: Result) -> tuple[Run, ...]:
     """Neighbouring sizes with the same kind of bottleneck, joined."""
     return tuple(
-        Run(first.gpus, (first, *rest)[-1].gpus, first.bottleneck, kind, first.limit)
+        Run(kind, first, (first, *rest)[-1])
         for kind, (first, *rest) in groupby(result.points, key=lambda p: kind_of(p.bottleneck))
     )
 

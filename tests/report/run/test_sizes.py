@@ -150,7 +150,7 @@ def test_same_link_of_another_host_is_no_change(curve: Callable[..., Result]) ->
     names = ["compute", "n0/nic0 -> leaf0 (ethernet)", "n3/nic1 -> leaf2 (ethernet)"]
     found = curve([(1, 10.0), (8, 70.0), (16, 130.0)], bottlenecks=names)
     assert [row.moved for row in sizes.size_gains(found)] == [False, True, False]
-    assert [(run.first, run.last, run.bottleneck) for run in sizes.runs(found)] == [
+    assert [(run.first.gpus, run.last.gpus, run.first.bottleneck) for run in sizes.runs(found)] == [
         (1, 1, "compute"),
         (8, 16, "n0/nic0 -> leaf0 (ethernet)"),
     ]
