@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, repeat, takewhile
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -148,11 +150,9 @@ def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
     first, last = sizes["-b"], sizes["-e"]
     refuse_if(last < first, "-e", repr(largest), f"at least {smallest!r}, as -b says")
     refuse_if(not 1.01 <= factor <= 1e6, "-f", repr(factor), "a factor from 1.01 to 1000000")
-    ladder: list[int] = []
-    while first <= last * (1 + 1e-12) and len(ladder) < _MOST_SIZES:
-        ladder.append(max(1, round(first)))
-        first *= factor
-    return list(dict.fromkeys(ladder))
+    ladder = accumulate(repeat(factor, _MOST_SIZES - 1), mul, initial=first)
+    within = takewhile(lambda size: size <= last * (1 + 1e-12), ladder)
+    return list(dict.fromkeys(max(1, round(size)) for size in within))
 
 
 def verify(
