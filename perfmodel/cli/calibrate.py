@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,7 +25,7 @@ from perfmodel.cli.output import (
     print_text,
     progress_bar,
 )
-from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
+from perfmodel.errors import Fault, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.memo import T
 
 if TYPE_CHECKING:
@@ -189,14 +190,11 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     """Read files of any kind; each may be given once, and measure collectives or links."""
     from perfmodel.calibrate.readers import read_files
     from perfmodel.collectives.catalog import ALGORITHMS
-    from perfmodel.files import collect_faults
+    from perfmodel.files import attempt
 
-    faults: list[Fault] = []
-    if op is not None and op not in ALGORITHMS:
-        faults.append(Fault("--op", repr(op), allowed_names(ALGORITHMS, op)))
-    contents: list[Found] = []
-    with collect_faults(faults):
-        contents = read_files(files, op=op, ranks=ranks)
+    is_unknown = op is not None and op not in ALGORITHMS
+    faults = failed((is_unknown, "--op", repr(op), allowed_names(ALGORITHMS, op)))
+    contents = attempt(faults, partial(read_files, files, op=op, ranks=ranks)) or []
     faults += [
         Fault(
             "backend", "'device'", "backend 'gloo' or 'nccl': collectives between ranks", str(path)
