@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, PerfmodelError, failed, raise_faults, refuse_if
-from perfmodel.files import flow_yaml, write_atomically
+from perfmodel.files import flow_yaml, is_file, path_of, write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -158,9 +158,8 @@ def usual_fabric(node: NodeSpec) -> str:
 
 def relative_file(name: str, folder: Path) -> str:
     """A file as seen from the folder of the scenario; names stay as they are."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    is_file = os.path.isfile(path)  # noqa: PTH113  (never raises)
-    return Path(os.path.relpath(path, folder)).as_posix() if is_file else name
+    path = path_of(name)
+    return Path(os.path.relpath(path, folder)).as_posix() if is_file(path) else name
 
 
 def _first_that_fits(
