@@ -119,8 +119,12 @@ def refused(name: str, value: object, allowed: str) -> InputError:
 def _check_fields(fields: object) -> dict[str, Any]:
     if fields is None:
         return {}
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise refused("fields", fields, "a mapping of dotted fields such as {'cluster.nodes': 4}")
+    refuse_if(
+        not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields),
+        "fields",
+        describe_type(fields),
+        "a mapping of dotted fields such as {'cluster.nodes': 4}",
+    )
     return dict(_plain(fields))
 
 
@@ -165,8 +169,7 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
     columns: dict[str, Scenario] = {}
     for at, (label, member) in enumerate(members, 1):
         varies = isinstance(member, Mapping) and not is_whole(member)
-        if varies and at == 1:
-            raise refused("scenarios.0", member, A_SCENARIO)
+        refuse_if(varies and at == 1, "scenarios.0", describe_type(member), A_SCENARIO)
         changes = cast("Fields", member) if varies else {}
         scenario = as_scenario(members[0][1] if varies else member, changes)
         scenario = as_scenario(scenario, keywords=keywords)

@@ -138,9 +138,8 @@ def read_pasted_text(path: Path, largest: int = LARGEST_BYTES) -> str:
         no tool prints.
     """
     data = read_bytes(path, largest)
-    packing = next((kind for magic, kind in _PACKED if data.startswith(magic)), None)
-    if packing is not None:
-        raise InputError(Fault("file", packing, "the text that a tool printed", str(path)))
+    packing = next((kind for magic, kind in _PACKED if data.startswith(magic)), "")
+    refuse_if(packing, "file", packing, "the text that a tool printed", str(path))
     return _decode(data, str(path))
 
 

@@ -139,9 +139,8 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
         problem = gzip_problem(error)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         problem = getattr(error, "strerror", None) or str(error)
-    if problem:
-        allowed = "a smaller file" if problem.startswith("more") else "a readable file"
-        raise InputError(Fault("file", problem, allowed, str(path)))
+    allowed = "a smaller file" if problem.startswith("more") else "a readable file"
+    refuse_if(problem, "file", problem, allowed, str(path))
     return data
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files.read import GZIP_ERRORS, gzip_problem, unpacked
 
 PIECE_BYTES = 1 << 20
@@ -56,8 +56,7 @@ def trace_fault(path: Path, text: str, allowed: str = _ALLOWED) -> InputError:
 
 def refuse_trace(fails: object, path: Path, text: str, allowed: str = _ALLOWED) -> None:
     """Raise what is wrong with a file where a check of it fails."""
-    if fails:
-        raise trace_fault(path, text, allowed)
+    refuse_if(fails, "trace", text, allowed, str(path))
 
 
 def first_bytes(path: Path, count: int) -> bytes:
