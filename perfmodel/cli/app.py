@@ -25,19 +25,32 @@ SIGPIPE_EXIT = 141
 """128 + SIGPIPE: what a shell reports for a program whose output is no longer read."""
 
 
+@contextmanager
+def _plain_messages() -> Iterator[None]:
+    """Escape what messages about flags repeat of them."""
+    try:
+        yield
+    except Exception as error:
+        # typer brings its own copy of click, whose classes have no public name
+        if isinstance(text := getattr(error, "message", None), str):
+            text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
+            error.message = printable(_with_nearest(text), lines=True)  # type: ignore[attr-defined]
+        raise
+
+
 class Commands(TyperGroup):
     """The group of all commands; turns expected errors into messages and exit codes."""
 
+    @_plain_messages()
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the flags of the root; what a terminal would obey is escaped in messages."""
-        with _plain_messages():
-            return super().make_context(*args, **kwargs)
+        return super().make_context(*args, **kwargs)
 
+    @_plain_messages()
     def invoke(self, ctx: Any) -> Any:
         """Run the command; errors of ours become lines on stderr and an exit code."""
         try:
-            with _plain_messages():
-                answer = super().invoke(ctx)
+            answer = super().invoke(ctx)
             sys.stdout.flush()
         except PerfmodelError as error:
             typer.echo(printable(str(error), lines=True), err=True)
@@ -57,19 +70,6 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from None
         else:
             return answer
-
-
-@contextmanager
-def _plain_messages() -> Iterator[None]:
-    """Escape what messages about flags repeat of them."""
-    try:
-        yield
-    except Exception as error:
-        # typer brings its own copy of click, whose classes have no public name
-        if isinstance(text := getattr(error, "message", None), str):
-            text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
-            error.message = printable(_with_nearest(text), lines=True)  # type: ignore[attr-defined]
-        raise
 
 
 def _with_nearest(text: str) -> str:
