@@ -137,14 +137,12 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
     from rich.progress import Progress as RichProgress
 
     began_s, bar = time.monotonic(), RichProgress(console=Console(stderr=True), transient=True)
-    tasks: list[Any] = []
+    task = bar.add_task(label, total=None)
 
     def update(done: int, total: int) -> None:
-        if not tasks and time.monotonic() - began_s >= SHOW_PROGRESS_AFTER_S:
-            tasks.append(bar.add_task(label, total=total))
-            bar.start()
-        for task in tasks:
-            bar.update(task, completed=done, total=total)
+        bar.update(task, completed=done, total=total)
+        if time.monotonic() - began_s >= SHOW_PROGRESS_AFTER_S:
+            bar.start()  # nothing happens where it has begun
 
     try:
         yield update
