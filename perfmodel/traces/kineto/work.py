@@ -388,12 +388,9 @@ def _between_passes(table: EventTable) -> list[Window]:
     """Cut before the first operator with a gradient that follows a backward pass."""
     events = table.owners
     backward = np.isin(events.name, table.named(EVALUATE))
-    cuts, in_backward = [], False
-    for at in np.flatnonzero(backward | (events.key >= 0)).tolist():
-        if in_backward and not backward[at]:
-            cuts.append(float(events.start[at]) - 1e-9)
-        in_backward = bool(backward[at])
-    return _split(events, cuts)
+    passes = np.flatnonzero(backward | (events.key >= 0))
+    begins = passes[1:][backward[passes[:-1]] & ~backward[passes[1:]]]
+    return _split(events, (events.start[begins] - 1e-9).tolist())
 
 
 def _split(events: Events, cuts: Sequence[float]) -> list[Window]:
