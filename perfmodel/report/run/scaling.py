@@ -377,20 +377,17 @@ def _curve(
     """
     sizes = [point.gpus for point in result.points]
     fill = "rgba({},{},{},0.2)".format(*channels(colour))
-    is_first = True
-    for _, neighbours in groupby(zip(sizes, ends, strict=True), lambda pair: bool(pair[1])):
-        group = [(size, interval) for size, interval in neighbours if interval is not None]
-        if group:
-            yield band(
-                [size for size, _ in group],
-                [interval for _, interval in group],
-                fill,
-                line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
-                marker={"color": fill},
-                name=quantities.INTERVAL,
-                showlegend=is_first,
-            )
-            is_first = False
+    neighbours = groupby(zip(sizes, ends, strict=True), lambda pair: pair[1] is not None)
+    for at, group in enumerate([*pairs] for has_interval, pairs in neighbours if has_interval):
+        yield band(
+            [size for size, _ in group],
+            [interval for _, interval in group if interval is not None],
+            fill,
+            line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
+            marker={"color": fill},
+            name=quantities.INTERVAL,
+            showlegend=at == 0,
+        )
     hollow = any(point.interval_s for point in result.points)
     yield lines(
         "predicted",
