@@ -18,7 +18,6 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run import run_scenario
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
@@ -307,7 +306,6 @@ class SimulatedTrace:
     """
 
     plan: StepPlan
-    run: Run
     step_s: float
 
     @property
@@ -343,4 +341,4 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
         steps=LINKED_STEPS if any(task.after_previous for task in plan.tasks) else 1,
         overlap_slowdown=None if is_own else NO_MORE_SLOWDOWN,
     )
-    return SimulatedTrace(plan, run, run.step_time_s)
+    return SimulatedTrace(plan, run.step_time_s)

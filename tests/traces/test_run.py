@@ -40,7 +40,8 @@ def test_a_made_trace_is_reproduced(tmp_path: Path, changes: dict[str, float]) -
     assert analysis.comparison is not None
     assert abs(analysis.comparison.error) < 0.01
     assert analysis.rebuilt is not None
-    assert analysis.rebuilt.caps_bytes == (8 * (WIDTH * WIDTH + WIDTH),) * 2
+    strategy = analysis.rebuilt.documents["scenario.yaml"]["strategy"]
+    assert strategy["bucket_caps"] == [f"{8 * (WIDTH * WIDTH + WIDTH)} B"] * 2
     for recorded, simulated in zip(
         analysis.profile.buckets, analysis.comparison.point.buckets, strict=True
     ):
@@ -205,7 +206,8 @@ def test_resnet50_on_two_gpus() -> None:
     sizes = [bucket.elements for bucket in analysis.profile.buckets]
     assert sizes == [2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040]
     assert analysis.rebuilt is not None
-    assert analysis.rebuilt.caps_bytes is None  # PyTorch's default buckets
+    strategy = analysis.rebuilt.documents["scenario.yaml"]["strategy"]
+    assert "bucket_caps" not in strategy  # PyTorch's default buckets
     assert analysis.rebuilt.gradients[0].name == "fc.bias"
     assert analysis.launch_bound > 0.5
     assert analysis.comparison is not None

@@ -48,7 +48,6 @@ class Rebuilt:
     """A scenario with the times and the machine of a trace.
 
     `documents`: by file name; `comments`: the first line of each file.
-    `caps_bytes`: of each bucket; None: PyTorch's default caps give the same buckets.
     `fit`: of the links; None: one rank, or nothing recorded.
     """
 
@@ -56,7 +55,6 @@ class Rebuilt:
     comments: Mapping[str, str]
     notes: tuple[str, ...]
     profile: Profile
-    caps_bytes: tuple[int, ...] | None
     fit: LinkFit | None
     gradients: tuple[Gradient, ...]
 
@@ -115,7 +113,6 @@ def rebuild(
             MACHINE: "The machine as recorded: set cluster.node to another one.",
             SCENARIO: f"How long is the step of {file} on this machine, or on another?",
         },
-        caps_bytes=caps,
         fit=fit,
         gradients=gradients,
         notes=tuple(notes),
