@@ -235,22 +235,11 @@ def to_kineto(
     }
 
 
-def write_kineto(
-    timeline: Timeline,
-    path: Path,
-    *,
-    world_size: int,
-    backend: str,
-    gpu: str,
-    rank_class: str | None = None,
-) -> None:
-    """Write `to_kineto` to a file, compressed when its name ends in ``.gz``.
+def write_kineto(document: Mapping[str, Any], path: Path) -> None:
+    """Write what `to_kineto` makes to a file, compressed when its name ends in ``.gz``.
 
     Raises `InputError`: the file cannot be written.
     """
-    document = to_kineto(
-        timeline, world_size=world_size, backend=backend, gpu=gpu, rank_class=rank_class
-    )
     # HolisticTraceAnalysis looks for the rank by a pattern that has a space after the colon
     data = json.dumps(document, allow_nan=False, separators=(",", ": ")).encode()
     write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

@@ -32,7 +32,7 @@ from perfmodel.report.common.words import words_section
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run.events import events_section, explain_device
-from perfmodel.report.run.kineto import write_kineto
+from perfmodel.report.run.kineto import to_kineto, write_kineto
 from perfmodel.report.run.parallelism import layout_section, servers_section
 from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.scaling import scaling_section
@@ -121,14 +121,14 @@ def write_timeline(result: Result, path: Path, rank_class: str | None = None) ->
 
     Raises `InputError`: the file cannot be written.
     """
-    write_kineto(
+    document = to_kineto(
         result.timeline,
-        path,
         world_size=result.main.gpus,
         backend=result.provenance.get("backend", "nccl"),
         gpu=result.topology.gpu.name,
         rank_class=rank_class,
     )
+    write_kineto(document, path)
 
 
 def report_html(result: Result, grid: Grid | None = None) -> str:

@@ -293,7 +293,7 @@ def test_gloo_is_not_called_nccl() -> None:
 def test_written_file_is_the_same_document(tmp_path: Path) -> None:
     for name in ("timeline.json", "timeline.json.gz"):
         path = tmp_path / name
-        write_kineto(TIMELINE, path, world_size=16, backend="nccl", gpu="A100")
+        write_kineto(to_kineto(TIMELINE, world_size=16, backend="nccl", gpu="A100"), path)
         data = path.read_bytes()
         text = gzip.decompress(data) if name.endswith(".gz") else data
         assert json.loads(text) == trace()
