@@ -173,7 +173,3 @@ class RankTrace:
         (ranks, rest), *more = shares
         splits = not (more or rest) and ranks > 1 and self.world_size % ranks == 0
         return ranks if splits else self.world_size
-
-    def bucket_sizes(self) -> tuple[int | None, ...]:
-        """Return the elements of each bucket of the last step."""
-        return tuple(call.elements for call in self.steps[-1].buckets)

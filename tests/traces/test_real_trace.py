@@ -126,7 +126,7 @@ def test_units_of_fully_shard(folder: Path) -> None:
     sharded = analyse_traces(files, folder=folder / "sharded")
     layer = WIDTH * WIDTH + WIDTH
     assert (sharded.first.fsdp, sharded.first.units) == (2, ("1", "", "0"))
-    assert sharded.first.bucket_sizes() == (2 * layer,) * 3
+    assert [call.elements for call in sharded.first.steps[-1].buckets] == [2 * layer] * 3
     assert [gradient.bucket for gradient in sharded.first.gradients] == [1] * 4 + [0] * 4 + [2] * 4
     assert sharded.rebuilt is not None
     assert sharded.rebuilt.documents["scenario.yaml"]["strategy"] == {
@@ -149,7 +149,7 @@ def test_copies_of_a_sharded_model(tmp_path: Path) -> None:
     hybrid = analyse_traces(files, folder=tmp_path / "hybrid")
     assert hybrid.rebuilt is not None, hybrid.refusal
     unit = 2 * (WIDTH * WIDTH + WIDTH)
-    assert hybrid.first.bucket_sizes() == (unit,) * 3
+    assert [call.elements for call in hybrid.first.steps[-1].buckets] == [unit] * 3
     assert [call.elements for call in hybrid.profile.averages] == [unit // 2] * 3
     assert hybrid.rebuilt.documents["scenario.yaml"]["strategy"] == {
         "kind": "fsdp",

@@ -54,7 +54,6 @@ class Rebuilt:
     documents: Mapping[str, Mapping[str, Any]]
     comments: Mapping[str, str]
     notes: tuple[str, ...]
-    profile: Profile
     fit: LinkFit | None
     gradients: tuple[Gradient, ...]
 
@@ -97,7 +96,6 @@ def rebuild(
     if samples is None:
         notes.append("samples of a step are not in the trace: counted as 1 (--batch)")
     return Rebuilt(
-        profile=profile,
         documents={
             MODEL: model_document,
             MACHINE: node_document(
