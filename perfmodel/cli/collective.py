@@ -20,9 +20,7 @@ from perfmodel.cli.output import (
     JsonOption,
     NcclVersion,
     NodesOption,
-    OneProcess,
     ProfileOption,
-    ProtocolName,
     TopologyArgument,
     check_algorithm,
     check_report_folder,
@@ -60,10 +58,14 @@ def collective(
     library: Annotated[
         Literal["nccl", "gloo", "mpi", "plain"], typer.Option(help="Communication library.")
     ] = "nccl",
-    protocol: ProtocolName = "auto",
+    protocol: Annotated[
+        Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
+    ] = "auto",
     env: Environment = None,
     nccl_version: NcclVersion = None,
-    one_process: OneProcess = False,
+    one_process: Annotated[
+        bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
+    ] = False,
     profile: ProfileOption = None,
     rows: Annotated[
         Literal["library", "schedule"] | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perfmodel.cli.output import (
+    ForceOption,
     JsonOption,
     check_outputs,
     flags_as_fields,
@@ -85,7 +86,7 @@ def init(
     strategy: Annotated[
         str | None, typer.Option(metavar="S", help="Such as fsdp; default: the first that fits.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Write a commented scenario that runs at once.
 

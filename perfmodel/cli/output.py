@@ -158,9 +158,7 @@ def find_output_fault(flag: str, path: Path) -> Fault | None:
             return Fault(flag, f"{name} (a folder)", "a file")
         if path.exists() and not path.is_file():
             return Fault(flag, f"{name} (a device or pipe)", "a file")
-        folder = path.parent
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
+        folder = next(filter(Path.exists, path.parents), path.parent)
         # Only trying tells: rights do not, on a file system that is full or cannot be written.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
             return None
@@ -258,9 +256,6 @@ def _is_same_file(path: Path, other: Path) -> bool:
         return False
 
 
-ProtocolName = Annotated[
-    Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
-]
 Environment = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="NCCL's environment; may be given repeatedly."),
@@ -268,9 +263,6 @@ Environment = Annotated[
 NcclVersion = Annotated[
     str | None,
     typer.Option(metavar="VERSION", help="2.0 to 2.30, such as 2.23.4; default: the newest."),
-]
-OneProcess = Annotated[
-    bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
 ]
 
 
@@ -322,6 +314,7 @@ def library_settings(
     )
 
 
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 FidelityOption = Annotated[
     Literal["flow", "message", "reference"] | None,

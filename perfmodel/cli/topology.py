@@ -11,6 +11,7 @@ import typer
 
 from perfmodel.cli.output import (
     FabricOption,
+    ForceOption,
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
@@ -182,18 +183,14 @@ _KINDS = {
     "ibnetdiscover": "ibnetdiscover",
 }
 
-Output = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", metavar="FILE.yaml", help="Write it here; else print it."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
-
 
 def import_(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="What another tool wrote; its content tells.")
     ],
-    output: Output = None,
+    output: Annotated[
+        Path | None, output_option("FILE.yaml", "Write it here; else print it.")
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Model of the GPUs, if the file does not say."),
@@ -206,7 +203,7 @@ def import_(
         str | None,
         typer.Option(metavar="FILE", help="NCCL_GRAPH_DUMP_FILE of the machine: its channels."),
     ] = None,
-    force: Force = False,
+    force: ForceOption = False,
 ) -> None:
     """Turn a file of another tool into a topology.
 
