@@ -33,8 +33,6 @@ _JOINED_GAP_SHARE = 1 / 5000
 
 _FORWARD, _BACKWARD, _WEIGHTS = "forward", "backward", "gradients of weights"
 COLLECTIVE, MESSAGE = "exposed collective of layers", "messages and gradients"
-KINDS = (_FORWARD, _BACKWARD, _WEIGHTS, COLLECTIVE, "optimizer", MESSAGE)
-"""Kinds of block, in the order of the legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
             span.end_s - origin,
         )
         for span in timeline.spans
-        if (kind := _kind(span, timeline)) in KINDS
+        if (kind := _kind(span, timeline)) in _COLOURS
         and span.rank_class in rows
         and span.end_s > span.start_s
     ]
@@ -155,13 +153,14 @@ PIPELINE_HINT = (
 )
 
 _COLOURS = {
-    "forward": WORK["forward"],
-    "backward": WORK["backward"],
-    "gradients of weights": WORK["slowdown"],
+    _FORWARD: WORK["forward"],
+    _BACKWARD: WORK["backward"],
+    _WEIGHTS: WORK["slowdown"],
     COLLECTIVE: WORK["exposed communication"],
     "optimizer": WORK["optimizer"],
     MESSAGE: WORK["communication"],
 }
+"""Kinds of block, in the order of the legend."""
 _ROW_PIXELS, _PANEL_PIXELS = 24, 62
 _HEIGHT, _THIN = 0.66, 0.14
 """Of a block, and of what is received; rows are 1 apart."""
@@ -225,7 +224,7 @@ def block_traces(
     """
     unit, scale = axis
     by_kind = grouped((block.kind, block) for block in blocks if _in_window(block, window))
-    for kind in (kind for kind in KINDS if kind in by_kind):
+    for kind in (kind for kind in _COLOURS if kind in by_kind):
         own, colour = by_kind[kind], _COLOURS[kind]
         ends_s = [(max(b.start_s, window[0]), min(b.end_s, window[1])) for b in own]
         edge = {"color": colour, "width": 0.6}  # its own colour keeps what is short visible
