@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,17 +204,16 @@ def _read_cuda() -> tuple[str, bool | None]:
     return f"torch {version} with CUDA {torch.version.cuda}: {count} devices", True
 
 
-def _read_nics(sysfs: Path) -> list[str]:
-    """List interfaces with a device behind them, and RDMA ports."""
-    nics = [
+def _read_nics(sysfs: Path) -> Iterator[str]:
+    """Yield interfaces with a device behind them, and RDMA ports."""
+    yield from (
         f"{port.name}: {_speed(port)}"
         for port in sorted((sysfs / "class/net").glob("*"))
         if (port / "device").exists()
-    ]
+    )
     for port in sorted((sysfs / "class/infiniband").glob("*/ports/*")):
         rate = _quietly((port / "rate").read_text, "unknown rate").strip()
-        nics.append(f"{port.parent.parent.name} port {port.name}: {rate}")
-    return nics
+        yield f"{port.parent.parent.name} port {port.name}: {rate}"
 
 
 def _speed(port: Path) -> str:

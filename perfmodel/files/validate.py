@@ -80,7 +80,7 @@ def _faults_of_fields(
 ) -> Iterator[Fault]:
     """Make the faults that the validator of a section found in its fields."""
     document, data = documents
-    section = _data_path(data, details["loc"])
+    section = tuple(_data_path(data, details["loc"]))
     for fault in cause.faults:
         path = [*section, *fault.field.split(".")]
         yield Fault(
@@ -101,7 +101,7 @@ def _make_fault(
     `documents`: as read, with lines, and plain. `near`: whether to name the nearest name.
     """
     document, data = documents
-    path = _data_path(data, details["loc"])
+    path = list(_data_path(data, details["loc"]))
     context = details.get("ctx") or {}
     cause = context.get("error")
     text, allowed = _quote_value(details["input"]), _describe_allowed(details)
@@ -213,9 +213,8 @@ def _naming_field(
     return f" (did you mean {'.'.join(map(str, [*path, name]))}={value}?)"
 
 
-def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
+def _data_path(document: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
     """Drop the names that pydantic puts into a path for the members of a union."""
-    path: list[str | int] = []
     node = document
     for part in loc:
         if isinstance(node, Mapping) and str(part) in node:
@@ -224,8 +223,7 @@ def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
             node = node[part]
         else:
             continue
-        path.append(part)
-    return path
+        yield part
 
 
 def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:

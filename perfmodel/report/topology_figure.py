@@ -67,7 +67,7 @@ class Cable:
 
 def cables_between(
     topology: Topology, links: Iterable[LinkUse] | None, nodes: Iterable[str]
-) -> list[Cable]:
+) -> Iterator[Cable]:
     """Join parallel and opposite arcs between each two of `nodes`."""
     drawn, built = dict.fromkeys(nodes), topology.built  # in order: pages are the same every time
     use = grouped((_cable_of(link.src, link.dst, link.kind), link) for link in links or ())
@@ -81,21 +81,17 @@ def cables_between(
         if dst in drawn
         for arc in arcs
     )
-    cables = []
     for (low, high, kind), both_ways in rates_Bps.items():
         ways = grouped(both_ways).values()
         busiest = max(use.get((low, high, kind), ()), key=lambda u: u.utilisation, default=None)
-        cables.append(
-            Cable(
-                ends=(low, high),
-                kind=kind,
-                bandwidth_Bps=max(map(sum, ways)),
-                arcs=max(map(len, ways)),
-                utilisation=0.0 if busiest is None else busiest.utilisation,
-                nbytes=0.0 if busiest is None else busiest.nbytes,
-            )
+        yield Cable(
+            ends=(low, high),
+            kind=kind,
+            bandwidth_Bps=max(map(sum, ways)),
+            arcs=max(map(len, ways)),
+            utilisation=0.0 if busiest is None else busiest.utilisation,
+            nbytes=0.0 if busiest is None else busiest.nbytes,
         )
-    return cables
 
 
 def _cable_of(src: str, dst: str, kind: str) -> tuple[str, str, str]:

@@ -302,7 +302,7 @@ def step_picture(point: SizeResult) -> StepPicture:
         for span in (point.timeline.spans if with_host else device)
         if span.end_s > origin
     ]
-    rows = _rows(drawn, origin, gap_s)
+    rows = tuple(_rows(drawn, origin, gap_s))
     if len(rows) > _MOST_ROWS:
         rows = _joined_rows(drawn, list(spelled.values()), origin, gap_s)
     return StepPicture(rows, _exposed(device, origin, gap_s), length)
@@ -344,12 +344,11 @@ def _role(spans: Iterable[Span]) -> str:
     )
 
 
-def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
+def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> Iterator[Row]:
     streams = grouped(((span.rank_class, span.stream), span) for span in spans)
     classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
     roles = {key: _role(members) for key, members in streams.items()}
     streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
-    rows: list[Row] = []
     for key in sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key]))):
         (rank_class, stream), role = key, roles[key]
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
@@ -358,8 +357,7 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
             drawn = _bars(lane, origin, gap_s)
             if len(drawn) > _MOST_BARS:
                 drawn = _bars(lane, origin, gap_s, join=True)
-            rows.append(Row(title if number == 1 else f"{title} {number}", role, drawn))
-    return tuple(rows)
+            yield Row(title if number == 1 else f"{title} {number}", role, drawn)
 
 
 def _joined_rows(

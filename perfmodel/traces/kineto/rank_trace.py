@@ -76,7 +76,7 @@ def read_rank(path: Path) -> RankTrace:
         for part, following in zip(parts, [*parts[1:], None], strict=True)
     ]
     last, buckets = parts[-1], steps[-1].buckets
-    gradients = read_gradients(table, last.backward)
+    gradients = tuple(read_gradients(table, last.backward))
     handed_over = last.backward.gradients
     ready_s = list(
         zip(

@@ -6,7 +6,7 @@ A layer is the operators of backward up to the gradients that they complete.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -119,18 +119,16 @@ def next_known(values: NDArray[np.int64], last: int) -> NDArray[np.int64]:
     return np.append(values, last)[np.minimum.accumulate(known[::-1])[::-1]]
 
 
-def read_gradients(table: EventTable, backward: Pass) -> tuple[Gradient, ...]:
-    """Return the gradients of a step, with shapes where the profiler recorded them."""
+def read_gradients(table: EventTable, backward: Pass) -> Iterator[Gradient]:
+    """Yield the gradients of a step, with shapes where the profiler recorded them."""
     inner = table.chosen(table.ops, "torch::autograd::AccumulateGrad")
-    gradients = []
     for row in backward.gradients.tolist():
         at = int(np.searchsorted(inner.start, table.owners.start[row] - 1e-9))
         is_there = at < len(inner) and inner.start[at] <= table.owners.end[row]
         arguments = table.arguments.get(("op", int(inner.row[at])), {}) if is_there else {}
         elements, dtype = first_tensor(arguments)
         shape = _first_shape(arguments.get("Input Dims"))
-        gradients.append(Gradient(elements if shape else None, shape, dtype))
-    return tuple(gradients)
+        yield Gradient(elements if shape else None, shape, dtype)
 
 
 def _first_shape(shapes: Any) -> tuple[int, ...] | None:
