@@ -34,7 +34,7 @@ from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
-from perfmodel.memo import grouped
+from perfmodel.memo import first_applying, grouped
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -406,7 +406,7 @@ def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
 
 def _reason_unused(matrix: LinkMatrix) -> str | None:
     """Say why a matrix says nothing about the rate of a link; None where it does."""
-    reasons = (
+    return first_applying(
         (
             matrix.what == "latency",
             "the latency of one copy is not that of a step in a collective's kernel",
@@ -419,8 +419,8 @@ def _reason_unused(matrix: LinkMatrix) -> str | None:
             matrix.test not in SINGLE_COPY_TESTS,
             "several copies at a time, or by kernels: the links' own rate does not show",
         ),
+        (True, None),
     )
-    return next((reason for holds, reason in reasons if holds), None)
 
 
 def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:
