@@ -30,6 +30,7 @@ from perfmodel.errors import (
     refuse_if,
 )
 from perfmodel.files import FileModel, collect_faults, shipped
+from perfmodel.files.validate import in_file
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
@@ -178,7 +179,7 @@ def profile_of(
     direct, unused = measure_links(matrices, topology) if matrices else ([], ())
     if matrices and not direct and not runs:
         raise InputError(_faults_of_unused(matrices, unused))
-    try:
+    with in_file(", ".join(dict.fromkeys(file.file for file in files))):
         profile = fit_profile(
             runs,
             topology=topology,
@@ -187,8 +188,6 @@ def profile_of(
             sources=inputs.sources,
             direct=direct,
         )
-    except InputError as error:
-        raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
     tables = (
         f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
         for fault in inputs.unused

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
+from perfmodel.errors import Fault, changed_faults, failed, raise_faults, refuse_if
+from perfmodel.files import attempt
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
@@ -33,7 +35,8 @@ def read_gpus(
         match = _COUNTED.fullmatch(gpus)
         count = int(match["count"]) if match else 1 if usual is None else None
         text = match["gpu"] if match else gpus
-    named = [_read(each, field, faults) for each, field in ((text, "gpus"), (gpu, "gpu")) if each]
+    stated = ((text, "gpus"), (gpu, "gpu"))
+    named = [attempt(faults, partial(_read, each, field)) for each, field in stated if each]
     models = {each.name for each in named if each is not None}
     unnamed, first = usual is None and not named, min(models, default="")
     faults += failed(
@@ -45,15 +48,9 @@ def read_gpus(
     return count, next(iter(named), None)
 
 
-def _read(text: str, field: str, faults: list[Fault]) -> NamedGpu | None:
-    try:
+def _read(text: str, field: str) -> NamedGpu:
+    with changed_faults(lambda f: f if f.file else Fault(field, f.found, f.allowed)):
         return read_stated_gpu(text)
-    except InputError as error:
-        faults += [
-            fault if fault.file else Fault(field, fault.found, fault.allowed)
-            for fault in error.faults
-        ]
-        return None
 
 
 def change_count(host: PartedHost, count: int) -> PartedHost:
