@@ -139,13 +139,13 @@ def _other_settings(topology: Topology, settings: LibrarySettings) -> Iterator[F
         (any_protocol, ("ll_alone", "NCCL_PROTO", "ll")),
         (any_protocol, ("ll128_alone", "NCCL_PROTO", "ll128")),
     )
-    return ((name, partial(_with_env, **{variable: value})) for name, variable, value in changes)
+    return ((name, partial(_set, variable, value)) for name, variable, value in changes)
 
 
-def _with_env(configured: Configured, **variables: str) -> Configured:
-    """Set variables of NCCL."""
+def _set(variable: str, value: str, configured: Configured) -> Configured:
+    """Set a variable of NCCL."""
     topology, settings = configured
-    return topology, settings.model_copy(update={"env": {**settings.env, **variables}})
+    return topology, settings.model_copy(update={"env": {**settings.env, variable: value}})
 
 
 def _slower(name: str, devices: Sequence[str], kinds: set[str]) -> Iterator[Fault]:
