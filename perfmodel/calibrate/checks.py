@@ -12,6 +12,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.job import Measurement
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
@@ -85,10 +86,16 @@ def doubts(
     for file, measurement in named:
         gpu, busy = (measurement.machine.get(field, "") for field in ("gpu", "other_work"))
         share = busy.partition(" ")[0]
-        if gpu and model not in gpu.lower().replace(" ", ""):
-            reasons.append(f"{file} was measured on {gpu}; {topology.template} has {model}")
-        if share.isdecimal() and int(share) >= OTHERS_PERCENT:
-            reasons.append(f"other work kept {busy} busy while {file} was measured")
+        reasons += applying(
+            (
+                gpu and model not in gpu.lower().replace(" ", ""),
+                f"{file} was measured on {gpu}; {topology.template} has {model}",
+            ),
+            (
+                share.isdecimal() and int(share) >= OTHERS_PERCENT,
+                f"other work kept {busy} busy while {file} was measured",
+            ),
+        )
         reasons += [
             f"{file} was measured on {field} {own}, {files[0]} on {first.get(field)}"
             for field in ("cpu", "cores", "gpu")
