@@ -110,12 +110,11 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         changed = changed.with_node(gpu_p2p=True, gpudirect_rdma=direct).noting(
             f"assumption: the driver lets {named.name} copy over PCIe, as it does no GeForce"
         )
-    if layout == "pcie" or not relink:
-        return changed
-    if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
+    links = (part.nvlink, part.lanes, part.lane_Bps)
+    if layout == "pcie" or not relink or links == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
-    return rewire(changed, layout, (part.nvlink, part.lanes, part.lane_Bps)).noting(note)
+    return rewire(changed, layout, links).noting(note)
 
 
 def change_power(host: PartedHost, limit_W: float) -> PartedHost:
