@@ -35,7 +35,7 @@ from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
-from perfmodel.memo import first_applying, grouped
+from perfmodel.memo import first_applying, grouped, once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -125,13 +125,14 @@ class _FitInput:
 
     def build_topology(self, nodes: int, gpus_per_node: int | None) -> Topology:
         """Build the machine of some nodes, once for all files."""
-        key = (nodes, gpus_per_node)
-        if key not in self.topologies:
-            fabric = self.request.fabric if nodes > 1 else None
-            self.topologies[key] = build_topology(
+        fabric = self.request.fabric if nodes > 1 else None
+        return once(
+            self.topologies,
+            (nodes, gpus_per_node),
+            lambda: build_topology(
                 self.request.topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node
-            )
-        return self.topologies[key]
+            ),
+        )
 
     def compare_runs(self) -> list[str]:
         """Notes on runs with other settings than the first run of the same collective."""
