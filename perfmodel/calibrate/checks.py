@@ -168,14 +168,19 @@ def settings_differences(op: str, first: LibrarySettings, second: LibrarySetting
 
 def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) -> Iterator[str]:
     a, b = (apply_settings(*machine) for machine in (first, second))
-    several = min(a.hosts, b.hosts) > 1
-    if several and a.network != b.network:
-        yield f"network {a.network} against {b.network}"
-    if several and a.gpudirect_rdma != b.gpudirect_rdma:
-        yield "NICs that reach GPU memory against NICs that do not"
+    several, several_gpus = min(a.hosts, b.hosts) > 1, min(a.gpus_per_host, b.gpus_per_host) > 1
     pcie = not any("nvlink" in topology.arcs.kinds for topology in (a, b))
-    if pcie and min(a.gpus_per_host, b.gpus_per_host) > 1 and peer_paths(a) != peer_paths(b):
-        yield "GPUs that copy to each other against GPUs that go through the host's memory"
+    return applying(
+        (several and a.network != b.network, f"network {a.network} against {b.network}"),
+        (
+            several and a.gpudirect_rdma != b.gpudirect_rdma,
+            "NICs that reach GPU memory against NICs that do not",
+        ),
+        (
+            pcie and several_gpus and peer_paths(a) != peer_paths(b),
+            "GPUs that copy to each other against GPUs that go through the host's memory",
+        ),
+    )
 
 
 def _join_names(names: frozenset[str] | None) -> str:
