@@ -7,6 +7,7 @@ from functools import partial
 
 from perfmodel.errors import Fault, changed_faults, failed, raise_faults, refuse_if
 from perfmodel.files import attempt
+from perfmodel.memo import first_applying
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
@@ -198,14 +199,14 @@ def nvlink_words(text: str) -> str:
     ['no NVLink', 'NVLink mesh', '4 x 25 GB/s, NVLink', 'NVLink3']
     """
     folded = text.strip().lower()
-    if folded in {"none", "off", "no", "false"}:
-        return "no NVLink"
-    if folded in _ON:
-        return "NVLink"
-    if "nv" in folded:
-        return text
-    # Behind the word a number of links would be a generation: NVLink 4 x 25 GB/s.
-    return f"{text}, NVLink" if re.match(r"\d+\s*[a-z]", folded) else f"NVLink {text}"
+    return first_applying(
+        (folded in {"none", "off", "no", "false"}, "no NVLink"),
+        (folded in _ON, "NVLink"),
+        ("nv" in folded, text),
+        # Behind the word a number of links would be a generation: NVLink 4 x 25 GB/s.
+        (re.match(r"\d+\s*[a-z]", folded), f"{text}, NVLink"),
+        (True, f"NVLink {text}"),
+    )
 
 
 def _layout(
