@@ -94,6 +94,12 @@ def first_of_each(codes: IntArray) -> tuple[IntArray, IntArray]:
     return table[occurs], (np.cumsum(occurs) - 1)[codes]
 
 
+def each_of(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """So many items of each group: the number of its group, and which of its items it is."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def parts_of(count: int) -> Iterator[slice]:
     """Parts of so many rows, each of as many as stay in a processor's cache while worked on."""
     return (slice(begin, begin + AT_ONCE) for begin in range(0, count, AT_ONCE))

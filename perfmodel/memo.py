@@ -1,4 +1,4 @@
-"""Results that are found once and kept, values by what they share, and items that are counted."""
+"""Results found once and kept, values by what they share, those that apply, items counted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def with_progress(
         yield each
         if progress is not None:
             progress(done, total)
+
+
+def applying(*cases: tuple[object, T]) -> Iterator[T]:
+    """Yield what applies, in order: each case is whether it does, and what."""
+    return (each for applies, each in cases if applies)
+
+
+def first_applying(*cases: tuple[object, T]) -> T:
+    """Return the first of `applying`; one has to."""
+    return next(applying(*cases))
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:

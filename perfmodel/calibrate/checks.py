@@ -12,6 +12,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.job import Measurement
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
@@ -85,10 +86,16 @@ def doubts(
     for file, measurement in named:
         gpu, busy = (measurement.machine.get(field, "") for field in ("gpu", "other_work"))
         share = busy.partition(" ")[0]
-        if gpu and model not in gpu.lower().replace(" ", ""):
-            reasons.append(f"{file} was measured on {gpu}; {topology.template} has {model}")
-        if share.isdecimal() and int(share) >= OTHERS_PERCENT:
-            reasons.append(f"other work kept {busy} busy while {file} was measured")
+        reasons += applying(
+            (
+                gpu and model not in gpu.lower().replace(" ", ""),
+                f"{file} was measured on {gpu}; {topology.template} has {model}",
+            ),
+            (
+                share.isdecimal() and int(share) >= OTHERS_PERCENT,
+                f"other work kept {busy} busy while {file} was measured",
+            ),
+        )
         reasons += [
             f"{file} was measured on {field} {own}, {files[0]} on {first.get(field)}"
             for field in ("cpu", "cores", "gpu")
@@ -161,14 +168,19 @@ def settings_differences(op: str, first: LibrarySettings, second: LibrarySetting
 
 def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) -> Iterator[str]:
     a, b = (apply_settings(*machine) for machine in (first, second))
-    several = min(a.hosts, b.hosts) > 1
-    if several and a.network != b.network:
-        yield f"network {a.network} against {b.network}"
-    if several and a.gpudirect_rdma != b.gpudirect_rdma:
-        yield "NICs that reach GPU memory against NICs that do not"
+    several, several_gpus = min(a.hosts, b.hosts) > 1, min(a.gpus_per_host, b.gpus_per_host) > 1
     pcie = not any("nvlink" in topology.arcs.kinds for topology in (a, b))
-    if pcie and min(a.gpus_per_host, b.gpus_per_host) > 1 and peer_paths(a) != peer_paths(b):
-        yield "GPUs that copy to each other against GPUs that go through the host's memory"
+    return applying(
+        (several and a.network != b.network, f"network {a.network} against {b.network}"),
+        (
+            several and a.gpudirect_rdma != b.gpudirect_rdma,
+            "NICs that reach GPU memory against NICs that do not",
+        ),
+        (
+            pcie and several_gpus and peer_paths(a) != peer_paths(b),
+            "GPUs that copy to each other against GPUs that go through the host's memory",
+        ),
+    )
 
 
 def _join_names(names: frozenset[str] | None) -> str:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel, check_rows
+from perfmodel.memo import first_applying
 from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
 INTERVAL_PROBABILITY = 0.8
@@ -216,11 +217,12 @@ class FactorPrior(FileModel):
 
     def correlation(self, first: Parameter, second: Parameter) -> float:
         """Correlation of two values, of which the first has this prior."""
-        if first == second:
-            return 1.0
-        if first[:2] == second[:2]:
-            return self.pieces
-        return self.alike if first.name == second.name else 0.0
+        return first_applying(
+            (first == second, 1.0),
+            (first[:2] == second[:2], self.pieces),
+            (first.name == second.name, self.alike),
+            (True, 0.0),
+        )
 
 
 def prior_covariance(

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import IntArray, each_of
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import ScheduleError
 
@@ -295,7 +295,5 @@ class _Ordered:
 
     def expand(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """Return the pairs of each query and the sends from its low to its high end."""
-        count = np.maximum(0, high - low)
-        query = np.repeat(np.arange(len(count)), count)
-        offset = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+        query, offset = each_of(np.maximum(0, high - low))
         return query, self.sends[low[query] + offset]

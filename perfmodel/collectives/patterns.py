@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray, same_for_all
+from perfmodel.arrays import FloatArray, IntArray, each_of, same_for_all
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 
 
@@ -142,7 +142,7 @@ def ranges(
     reduces: bool,
 ) -> Round:
     """Return a round in which each edge carries a range of chunks, which may wrap around."""
-    edge, place = _each_of(counts)
+    edge, place = each_of(counts)
     chunk = (begin[edge] + place) % len(sizes)
     return Round(
         src=src[edge],
@@ -193,7 +193,7 @@ def pipeline(
 
     def step(repeat: int) -> Round:
         works = np.flatnonzero((first <= repeat) & (repeat < first + pieces))
-        edge, place = _each_of(counts[works])
+        edge, place = each_of(counts[works])
         edge = works[edge]
         piece = channel[edge] * pieces + repeat - first[edge]
         chunk = piece * parts + begin[edge] + place
@@ -202,12 +202,6 @@ def pipeline(
         )
 
     return Pattern(phase, step)
-
-
-def _each_of(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """So many entries of each edge: its number, and which of its entries it is."""
-    edge = np.repeat(np.arange(len(counts)), counts)
-    return edge, np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def near_root(ranks: int) -> int:

@@ -20,6 +20,7 @@ from perfmodel.errors import (
     InputError,
     allowed_names,
     check_schedule,
+    failed,
     raise_faults,
     refuse_if,
 )
@@ -325,11 +326,9 @@ def _chunk_sizes(
 
 def _check_sends(tables: Sequence[IntArray], ranks: int, sizes: IntArray, owners: IntArray) -> None:
     """Raise `InputError` for ranks and chunks that there are not."""
-    faults: list[Fault] = []
-    if len(owners) != len(sizes) or not ((owners >= -1) & (owners < ranks)).all():
-        faults.append(
-            Fault("owner", str(owners.tolist()), f"a rank for each of the {len(sizes)} chunks")
-        )
+    owned = len(owners) == len(sizes) and ((owners >= -1) & (owners < ranks)).all()
+    allowed = f"a rank for each of the {len(sizes)} chunks"
+    faults = failed((not owned, "owner", str(owners.tolist()), allowed))
     for number, table in enumerate(tables):
         src, dst, chunk, adds, into = table.T
         for ends in (src, dst):

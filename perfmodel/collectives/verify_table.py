@@ -18,6 +18,7 @@ from perfmodel.collectives.dependencies import sends_in
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
+from perfmodel.memo import with_progress
 from perfmodel.own_functions import name_of
 
 ITEM_BYTES = 4
@@ -80,10 +81,9 @@ def verify_table(
     plans = [_plans(algorithm, count, _sizes(count, elements)) for count in counts]
     _check_work(algorithm, counts, plans, orders)
     rows: list[VerifiedRow] = []
-    for done, (count, schedules) in enumerate(zip(counts, plans, strict=True), 1):
+    planned = zip(counts, plans, strict=True)
+    for count, schedules in with_progress(planned, progress, len(counts)):
         rows += [_row(op, count, sizes, orders, seed, dtype) for op, sizes in schedules.items()]
-        if progress is not None:
-            progress(done, len(counts))
     return rows
 
 

@@ -294,6 +294,11 @@ def faults_in(document: Any, path: Path) -> AbstractContextManager[None]:
     )
 
 
+def in_file(file: str) -> AbstractContextManager[None]:
+    """Say of faults that name no file that they are in this one."""
+    return changed_faults(lambda fault: replace(fault, file=fault.file or file))
+
+
 def attempt(faults: list[Fault], read: Callable[[], T]) -> T | None:
     """Return what is read; None where that fails, whose faults are added to those before."""
     with collect_faults(faults):

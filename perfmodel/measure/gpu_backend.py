@@ -34,6 +34,7 @@ from perfmodel.measure.reference import (
     window_slices,
 )
 from perfmodel.measure.worker import find_staged_moves, largest_scratch, merge
+from perfmodel.memo import applying, with_progress
 from perfmodel.units import format_bytes
 
 
@@ -145,14 +146,12 @@ def measure_device(
     benchmarks = [*_schedule_benchmarks(job, gpu), *make_microbenchmarks(job, gpu)]
     share_s = job.budget_s / len(benchmarks)
     rows = []
-    for done, each in enumerate(benchmarks, 1):
+    for each in with_progress(benchmarks, progress, len(benchmarks)):
         times_s = _sample_times(each, gpu, share_s, job.repeats)
         rows.append(summarise_times(each.kind, each.nbytes, times_s, each.setting))
-        if progress is not None:
-            progress(done, len(benchmarks))
     sampling = describe_sampling(list(make_schedules(job).values()))
     pooled = f"torch has {POOLED_STREAMS} streams, which {job.ranks} virtual ranks share."
-    notes = (
+    notes = applying(
         (True, "copy reads and writes nbytes; reduce reads twice and writes nbytes."),
         (True, "launch and synchronize: per kernel."),
         (True, "Small sizes of schedule: as fast as the host can enqueue copies and waits."),
@@ -163,7 +162,7 @@ def measure_device(
             "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU.",
         ),
     )
-    return rows, " ".join(note for applies, note in notes if applies)
+    return rows, " ".join(notes)
 
 
 def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Microbenchmark]:

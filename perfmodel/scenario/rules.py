@@ -236,7 +236,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ("cluster scale", sizes_fit),
     ("training cluster", batch_divides),
     ("cluster strategy", strategy_rules.one_node_only),
-    ("compute strategy", strategy_rules.compute_suits),
+    ("compute strategy parallel", strategy_rules.compute_suits),
     ("parallel", strategy_rules.tensor_fields_act),
     ("parallel strategy", strategy_rules.splits_models),
     ("parallel compute", strategy_rules.splits_times),

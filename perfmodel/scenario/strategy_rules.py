@@ -52,6 +52,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     dtype = getattr(mixed or strategy, "param_dtype", None)
     wide = "bf16" if compute.precision == "fp8" else compute.precision
     of_rows = strategy.kind == "fsdp" and strategy.version == 2 and not strategy.offload
+    of_tensors = strategy.kind == "megatron" and not strategy.use_distributed_optimizer
     return [
         (
             slowdown is not None and strategy.kind in ("onebit", *OF_WHOLE_MODELS),
@@ -81,14 +82,24 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
                 parts.parallel.is_plain
                 and (
                     strategy.kind in UPDATING_WHOLE_TENSORS
-                    or (strategy.kind == "megatron" and not strategy.use_distributed_optimizer)
+                    or of_tensors
                     or (of_rows and compute.optimizer == "muon")
                 )
-            ),
+            )
+            # each rank's part of a matrix by itself, as TensorParallelMuon's default has it
+            and not (of_tensors and compute.optimizer == "muon"),
             "compute.optimizer",
             f"{compute.optimizer!r}, which updates whole matrices",
             f"an optimizer of elements with {kind}, or with parallel, where ranks have parts"
-            + "; or 'muon' with version: 2 and no offload" * (strategy.kind == "fsdp"),
+            + "; or 'muon' with version: 2 and no offload" * (strategy.kind == "fsdp")
+            + "; or 'muon' without use_distributed_optimizer" * (strategy.kind == "megatron"),
+        ),
+        (
+            getattr(strategy, "layer_wise_distributed_optimizer", False)
+            and parts.parallel.expert > 1,
+            "strategy.layer_wise_distributed_optimizer",
+            "true",
+            "false with parallel.expert, whose tensors are dealt out to other ranks",
         ),
         (
             (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import plain, read_text, read_yaml, write_json
+from perfmodel.files.validate import in_file
 from perfmodel.topology.composed.load import GRAPH_SUFFIXES
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
@@ -25,12 +26,10 @@ def read_topology(path: Path) -> Topology:
 
     Raises `InputError`: no such file, no graph, or what is wrong in it; names the file.
     """
-    try:
+    with in_file(str(path)):
         graph = _read(path)
         is_own = isinstance(graph.graph, dict) and "machine" in graph.graph
         return topology_of(graph, "" if is_own else path.stem)
-    except InputError as error:
-        raise error.located(str(path)) from None
 
 
 def _read(path: Path) -> nx.Graph[Any]:

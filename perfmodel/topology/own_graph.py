@@ -24,7 +24,7 @@ from perfmodel.files import (
     Parts,
     validate_document,
 )
-from perfmodel.memo import grouped
+from perfmodel.memo import first_applying, grouped
 from perfmodel.topology.arcs import LinkKind, NodeKind
 from perfmodel.topology.compilation import compile_topology, rows
 from perfmodel.topology.expanded_graph import SWITCH_FACTS
@@ -278,7 +278,7 @@ def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
 
 def _usual_kind(kinds: set[str], networked: bool) -> str:
     """Kind of a link that does not say it: by what it joins, and whether the graph has NICs."""
-    cases = (
+    return first_applying(
         ("memory" in kinds, "memory"),
         ("switch" in kinds and networked, "infiniband"),
         (kinds == {"cpu"}, "upi"),
@@ -286,7 +286,6 @@ def _usual_kind(kinds: set[str], networked: bool) -> str:
         (bool(kinds & {"pcie_switch", "cpu", "nic"}), "pcie"),
         (True, "nvlink"),
     )
-    return next(kind for applies, kind in cases if applies)
 
 
 def _check_paths(graph: nx.MultiDiGraph[str]) -> None:

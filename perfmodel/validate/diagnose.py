@@ -25,8 +25,9 @@ from perfmodel.calibrate.transfer.inputs import (
     prefer_out_of_place,
     settings_of_sweep,
 )
-from perfmodel.errors import InputError, PerfmodelError, refuse_if
+from perfmodel.errors import PerfmodelError, refuse_if
 from perfmodel.files.pasted_text import read_pasted_text
+from perfmodel.files.validate import in_file
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.memo import with_progress
@@ -213,7 +214,7 @@ def diagnose_log(
     largest = build_topology(request.topology).gpus_per_host
     sweeps = prefer_out_of_place(found.sweeps)
     for sweep in with_progress(sweeps, progress, len(sweeps)):
-        try:
+        with in_file(str(path)):
             nodes, each = layout_of(sweep, request, largest)
             topology = build_topology(
                 request.topology,
@@ -232,8 +233,6 @@ def diagnose_log(
                     sweep.notes,
                 )
             )
-        except InputError as error:
-            raise error.located(str(path)) from None
     return diagnoses
 
 

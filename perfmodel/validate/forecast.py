@@ -19,6 +19,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import profile_margin
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.memo import applying
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, observed_s
 from perfmodel.validate.match import Matched, match, one_line
@@ -86,8 +87,8 @@ class SweepPrediction:
     def why_not(self) -> str:
         """Why the sweep is listed and not counted; empty if it counts."""
         trust, unstated = self.sweep.trust, self.matched.unstated
-        reasons = ((trust < 3, f"trust {trust}"), (unstated, "not stated: " + ", ".join(unstated)))
-        return "; ".join(reason for applies, reason in reasons if applies)
+        missing = "not stated: " + ", ".join(unstated)
+        return "; ".join(applying((trust < 3, f"trust {trust}"), (unstated, missing)))
 
 
 Pair = tuple[Sweep, Matched]

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import first_applying
 from perfmodel.topology.from_text.describe import Described, find_host
 from perfmodel.topology.from_text.gpu_text import read_gpu_numbers, says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
@@ -76,7 +77,7 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | str:
     folder : path
         Where a YAML file named in the column ``topology`` lies.
     """
-    reasons = (
+    reason = first_applying(
         (
             sweep.collective not in {*ALGORITHMS, "send_recv"},
             f"the collective {sweep.collective!r} is not modelled",
@@ -87,8 +88,8 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | str:
             f"{sweep.nranks:,} ranks; at most {MOST_RANKS:,} are predicted",
         ),
         (not sweep.topology and says_nothing(sweep.gpu), "the GPU is not stated"),
+        (True, None),
     )
-    reason = next((reason for applies, reason in reasons if applies), None)
     try:
         return reason or _match(sweep, Path(folder))
     except PerfmodelError as error:

@@ -19,7 +19,7 @@ from perfmodel.calibrate.readers.nccl_rows import OPS
 from perfmodel.calibrate.readers.sweep_records import SweepRow
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files.csv_rows import Record, RowReader, read_table
-from perfmodel.memo import grouped
+from perfmodel.memo import applying, grouped
 
 _SIZES = ("size_bytes", "nbytes", "bytes", "size")
 _TIMES = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
@@ -330,10 +330,12 @@ def _ranks(reader: RowReader, times: Times, notes: list[str]) -> tuple[int, int,
     if nranks % nodes:
         reader.fault("nranks", f"{nranks} on {nodes} nodes", "as many ranks on every node")
         return None
-    if per_node not in {None, nranks // nodes}:
-        notes.append(f"{nranks} ranks on {nodes} nodes, though {per_node} GPUs a node are stated")
-    if times.nranks not in {None, nranks}:
-        notes.append(f"the times are said to be of {times.nranks} ranks, the table says {nranks}")
+    spread = f"{nranks} ranks on {nodes} nodes, though {per_node} GPUs a node are stated"
+    said = f"the times are said to be of {times.nranks} ranks, the table says {nranks}"
+    notes += applying(
+        (per_node not in {None, nranks // nodes}, spread),
+        (times.nranks not in {None, nranks}, said),
+    )
     return nodes, nranks // nodes, nranks
 
 

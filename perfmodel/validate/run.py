@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfmodel.calibrate import Profile
-from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
-from perfmodel.files import as_json, attributes
+from perfmodel.errors import Fault, PerfmodelError, changed_faults, raise_faults
+from perfmodel.files import as_json, attributes, collect_faults
 from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.memo import grouped, with_progress
@@ -95,21 +95,15 @@ def read_steps(path: Path) -> list[RecordedStep]:
         measured = {name: value for name in SCALES if (value := reader.number(name)) is not None}
         if not any(reader.text(name) for name in SCALES):
             reader.fault(" or ".join(SCALES), "nothing", "what was measured of the step")
-        try:
+        with collect_faults(faults), changed_faults(partial(_in_row, reader)):
             scenario = _read_scenario(reader, path.parent)
-        except InputError as error:
-            faults += [_in_row(fault, reader) for fault in error.faults]
-            continue
-        steps.append(
-            RecordedStep(
-                reader.text("id") or f"row {number}", scenario, measured, reader.text("source")
-            )
-        )
+            name = reader.text("id") or f"row {number}"
+            steps.append(RecordedStep(name, scenario, measured, reader.text("source")))
     raise_faults(faults)
     return steps
 
 
-def _in_row(fault: Fault, reader: RowReader) -> Fault:
+def _in_row(reader: RowReader, fault: Fault) -> Fault:
     """Name the column and the row of a fault that no file of its own has."""
     if fault.file:
         return fault

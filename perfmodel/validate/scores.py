@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,7 @@ from perfmodel.library.corrections import BANDS, Band, band_of, kind_of_machine
 from perfmodel.memo import grouped
 from perfmodel.validate.forecast import Interval, Mode, SweepPrediction
 
-MODES: tuple[Mode, ...] = (
-    "left out",
-    "datasheet",
-    "transferred",
-    "calibrated",
-    "nccl tuner",
-    "alpha-beta",
-)
+MODES: tuple[Mode, ...] = get_args(Mode)
 LARGE = "256 KiB and up"
 BAND_NAMES = {
     "latency": "below 256 KiB",

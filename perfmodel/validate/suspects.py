@@ -12,6 +12,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel, shipped
 from perfmodel.files.spec import ShippedTable
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.memo import applying
 from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.faults import arcs_of_device, degrade_links, remove_links
 from perfmodel.topology.model import Topology
@@ -124,30 +125,27 @@ def _faults_of_all(topology: Topology) -> Iterator[Fault]:
 
 
 def _other_settings(topology: Topology, settings: LibrarySettings) -> Iterator[Fault]:
-    if topology.hosts > 1:
-        yield "gpudirect_off", _with_variables(NCCL_NET_GDR_LEVEL="LOC")
-        if topology.network in ("infiniband", "roce"):
-            yield "sockets", _with_variables(NCCL_IB_DISABLE="1")
-    if topology.gpus_per_host > 1:
-        yield "p2p_off", _with_variables(NCCL_P2P_DISABLE="1")
-        yield "nvls_off", _with_variables(NCCL_NVLS_ENABLE="0")
-    if "NCCL_ALGO" not in settings.env:
-        yield "ring_alone", _with_variables(NCCL_ALGO="ring")
-        yield "tree_alone", _with_variables(NCCL_ALGO="tree")
-    if "NCCL_PROTO" not in settings.env:
-        yield "simple_alone", _with_variables(NCCL_PROTO="simple")
-        yield "ll_alone", _with_variables(NCCL_PROTO="ll")
-        yield "ll128_alone", _with_variables(NCCL_PROTO="ll128")
+    several_hosts, several_gpus = topology.hosts > 1, topology.gpus_per_host > 1
+    verbs = several_hosts and topology.network in ("infiniband", "roce")
+    any_algorithm, any_protocol = (f"NCCL_{name}" not in settings.env for name in ("ALGO", "PROTO"))
+    changes = applying(
+        (several_hosts, ("gpudirect_off", "NCCL_NET_GDR_LEVEL", "LOC")),
+        (verbs, ("sockets", "NCCL_IB_DISABLE", "1")),
+        (several_gpus, ("p2p_off", "NCCL_P2P_DISABLE", "1")),
+        (several_gpus, ("nvls_off", "NCCL_NVLS_ENABLE", "0")),
+        (any_algorithm, ("ring_alone", "NCCL_ALGO", "ring")),
+        (any_algorithm, ("tree_alone", "NCCL_ALGO", "tree")),
+        (any_protocol, ("simple_alone", "NCCL_PROTO", "simple")),
+        (any_protocol, ("ll_alone", "NCCL_PROTO", "ll")),
+        (any_protocol, ("ll128_alone", "NCCL_PROTO", "ll128")),
+    )
+    return ((name, partial(_set, variable, value)) for name, variable, value in changes)
 
 
-def _with_variables(**variables: str) -> Callable[[Configured], Configured]:
-    """Set variables of NCCL."""
-
-    def make(configured: Configured) -> Configured:
-        topology, settings = configured
-        return topology, settings.model_copy(update={"env": {**settings.env, **variables}})
-
-    return make
+def _set(variable: str, value: str, configured: Configured) -> Configured:
+    """Set a variable of NCCL."""
+    topology, settings = configured
+    return topology, settings.model_copy(update={"env": {**settings.env, variable: value}})
 
 
 def _slower(name: str, devices: Sequence[str], kinds: set[str]) -> Iterator[Fault]:

@@ -33,6 +33,7 @@ from perfmodel.workload.memory.optimizer_states import (
     undivided_products_s,
 )
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.shard import Shard
 
 VIEWS = (
     *("permute", "view", "unsqueeze", "detach", "lift_fresh", "_local_scalar_dense"),
@@ -353,7 +354,24 @@ def test_ranks_of_megatron_share_muon_out() -> None:
             [LAYER_WISE, "compute.optimizer=muon", "strategy.use_distributed_optimizer=true"],
             "not both",
         ),
-        ([LAYER_WISE, "compute.optimizer=muon", "parallel={tensor: 2}"], "whole matrices"),
+        ([LAYER_WISE, "compute.optimizer=soap", "parallel={tensor: 2}"], "whole matrices"),
+        (
+            [
+                "strategy={kind: megatron, use_distributed_optimizer: true}",
+                "compute.optimizer=muon",
+                "parallel={tensor: 2}",
+            ],
+            "'muon' without use_distributed_optimizer",
+        ),
+        (
+            [
+                LAYER_WISE,
+                "compute.optimizer=muon",
+                "model={name: mixtral-8x7b}",
+                "parallel={expert: 2}",
+            ],
+            "dealt out to other ranks",
+        ),
     ],
 )
 def test_megatron_shares_no_elements_out_as_well(changes: list[str], reason: str) -> None:
@@ -376,3 +394,44 @@ def test_a_rank_of_eight_makes_products_of_six_matrices(monkeypatch: pytest.Monk
     own, all_ranks = 18 + 18 + 18 + 14 + 14 + 6, 12 * (18 + 18 + 14 + 6)
     made = flops_of(fullest_share(gpt2, "muon", 8), monkeypatch) / flops_of(gpt2, monkeypatch)
     assert made == pytest.approx(own / all_ranks)
+
+
+def test_ranks_of_tensor_parallelism_make_their_parts_orthogonal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron-Core's TensorParallelMuon by default: each part of a matrix is one by itself.
+
+    Of parts m x n, m the shorter side, each of 5 rounds takes 2 m m (2 n + m) operations. Of GPT-2
+    (12 blocks of width h), halves are 1.5 h x h, h x h / 2 and twice h x 2 h.
+    """
+    h = 768
+    sides = ((h, 1.5 * h), (h / 2, h), (h, 2 * h), (h, 2 * h))
+    half = build_model("gpt2", shard=Shard(tensor=2, vocabulary_multiple=128))
+    expected = 12 * 5 * sum(2 * m * m * (2 * n + m) for m, n in sides)
+    assert flops_of(half, monkeypatch) == pytest.approx(expected)
+
+
+def test_parts_of_models_take_muon_in_megatron() -> None:
+    """Stages and tensor parallelism leave a rank less to make orthogonal."""
+
+    def step_s(optimizer: str, parallel: str) -> float:
+        changes = [
+            "strategy={kind: megatron, accumulate: 4}",
+            f"compute.optimizer={optimizer}",
+            f"parallel={parallel}",
+            "cluster.nodes=1",
+            "training.batch_per_gpu=1",
+            "scale.gpus=[8]",
+        ]
+        return pm.run(load_scenario("llama2-7b-fsdp-h100", changes)).main.step_time_s
+
+    more_s = [
+        step_s("muon", parallel) - step_s("adamw", parallel)
+        for parallel in (
+            "{tensor: 2, sequence_parallel: true}",
+            "{tensor: 8, sequence_parallel: true}",
+            "{tensor: 2, sequence_parallel: true, pipeline: {stages: 4}}",
+        )
+    ]
+    assert more_s[0] > 3 * more_s[1] > 0
+    assert more_s[0] / 4 == pytest.approx(more_s[2], rel=0.3)  # the last stage to end has a head

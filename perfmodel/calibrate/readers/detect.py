@@ -40,6 +40,7 @@ from perfmodel.files.pasted_text import (
     wrapped_width,
 )
 from perfmodel.measure.job import Measurement
+from perfmodel.memo import first_applying
 
 KNOWN = (
     "what 'perfmodel measure', nccl-tests (text, -J), rccl-tests (text, -Z json), nvbandwidth "
@@ -248,10 +249,10 @@ def _unsupported_kind(text: str, lines: Sequence[str]) -> str:
     """Name the kind of a text that is no measurement, as far as it is recognised."""
     start, body = text.lstrip()[:400].lower(), "\n".join(lines[:4000])
     is_page = "<html" in start or start.startswith("<!doctype html")
-    reasons = (
+    return first_applying(
         (not start, "an empty file"),
         (is_page, "an HTML page; save the log itself ('Raw')"),
         (start.startswith("<"), "XML; a topology is for 'perfmodel topology import'"),
         *((kind.search(body), reason) for kind, reason in _HINTS),
+        (True, "text without a table or a matrix"),
     )
-    return next((reason for holds, reason in reasons if holds), "text without a table or a matrix")

@@ -31,7 +31,7 @@ from perfmodel.calibrate.readers.sweep_records import (
     rows_of,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.memo import grouped
+from perfmodel.memo import applying, grouped
 
 
 def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tuple[Sweep, bool]:
@@ -106,8 +106,7 @@ def _notes(ranks: Sequence[ListedRank], count: int) -> tuple[str, ...]:
     (host, bus, _), most = places.most_common(1)[0]
     listed = f"{len(ranks)} of {count} ranks are listed: the others are taken to be alike"
     shared = f"{most} ranks share one GPU ({host}, {bus}): these are no times of {count} GPUs"
-    notes = ((len(ranks) < count, listed), (most > 1, shared))
-    return tuple(note for applies, note in notes if applies)
+    return tuple(applying((len(ranks) < count, listed), (most > 1, shared)))
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from perfmodel.calibrate.profile import (
     Source,
     fitted_observations,
 )
+from perfmodel.calibrate.readers.sweep_records import SweepRow
 from perfmodel.calibrate.transfer.forward_model import FactorModel, model_of
 from perfmodel.calibrate.transfer.noise_model import SweepNoise
 from perfmodel.calibrate.transfer.priors import (
@@ -57,20 +57,7 @@ METHOD = (
     "priors.yaml"
 )
 
-
-class Timed(Protocol):
-    """A row of a sweep."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes as the tool counts them."""
-
-    @property
-    def time_s(self) -> float:
-        """Seconds."""
-
-
-SweepRun = tuple[Topology, LibrarySettings, str, Sequence[Timed]]
+SweepRun = tuple[Topology, LibrarySettings, str, Sequence[SweepRow]]
 """The machine whose ranks all took part, the library's settings, the collective, the rows."""
 
 
@@ -193,9 +180,9 @@ def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observ
     return observations
 
 
-def thin(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
+def thin(rows: Iterable[SweepRow], per_octave: int = PER_OCTAVE) -> list[SweepRow]:
     """Return rows with a time, no more than so many per factor of two in size, by size."""
-    chosen: dict[int, Timed] = {}
+    chosen: dict[int, SweepRow] = {}
     for row in sorted(rows, key=lambda row: row.nbytes):
         if row.nbytes > 0 and row.time_s > 0:
             chosen.setdefault(int(np.floor(per_octave * np.log2(row.nbytes) + 1e-9)), row)

@@ -30,11 +30,12 @@ from perfmodel.errors import (
     refuse_if,
 )
 from perfmodel.files import FileModel, collect_faults, shipped
+from perfmodel.files.validate import in_file
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
-from perfmodel.memo import grouped
+from perfmodel.memo import first_applying, grouped, once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -124,13 +125,14 @@ class _FitInput:
 
     def build_topology(self, nodes: int, gpus_per_node: int | None) -> Topology:
         """Build the machine of some nodes, once for all files."""
-        key = (nodes, gpus_per_node)
-        if key not in self.topologies:
-            fabric = self.request.fabric if nodes > 1 else None
-            self.topologies[key] = build_topology(
+        fabric = self.request.fabric if nodes > 1 else None
+        return once(
+            self.topologies,
+            (nodes, gpus_per_node),
+            lambda: build_topology(
                 self.request.topology, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node
-            )
-        return self.topologies[key]
+            ),
+        )
 
     def compare_runs(self) -> list[str]:
         """Notes on runs with other settings than the first run of the same collective."""
@@ -178,7 +180,7 @@ def profile_of(
     direct, unused = measure_links(matrices, topology) if matrices else ([], ())
     if matrices and not direct and not runs:
         raise InputError(_faults_of_unused(matrices, unused))
-    try:
+    with in_file(", ".join(dict.fromkeys(file.file for file in files))):
         profile = fit_profile(
             runs,
             topology=topology,
@@ -187,8 +189,6 @@ def profile_of(
             sources=inputs.sources,
             direct=direct,
         )
-    except InputError as error:
-        raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
     tables = (
         f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
         for fault in inputs.unused
@@ -406,7 +406,7 @@ def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
 
 def _reason_unused(matrix: LinkMatrix) -> str | None:
     """Say why a matrix says nothing about the rate of a link; None where it does."""
-    reasons = (
+    return first_applying(
         (
             matrix.what == "latency",
             "the latency of one copy is not that of a step in a collective's kernel",
@@ -419,8 +419,8 @@ def _reason_unused(matrix: LinkMatrix) -> str | None:
             matrix.test not in SINGLE_COPY_TESTS,
             "several copies at a time, or by kernels: the links' own rate does not show",
         ),
+        (True, None),
     )
-    return next((reason for holds, reason in reasons if holds), None)
 
 
 def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:

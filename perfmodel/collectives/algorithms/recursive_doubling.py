@@ -39,15 +39,11 @@ class _Team:
         members = np.concatenate([2 * extra + 1, np.arange(2 * len(extra), ranks)])
         return cls(members, 2 * extra + 1, 2 * extra)
 
-    @property
-    def doublings(self) -> int:
-        return len(self.members).bit_length() - 1
-
     def nearest_first(self) -> IntArray:
         """Members renumbered so that halving begins between neighbours: bits reversed."""
         number = np.arange(len(self.members))
         turned = np.zeros_like(number)
-        for _ in range(self.doublings):
+        for _ in _masks(self.members):
             turned, number = (turned << 1) | (number & 1), number >> 1
         return self.members[turned]
 

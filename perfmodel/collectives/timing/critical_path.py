@@ -305,10 +305,8 @@ def pipelines_s(
         When the last byte has left, and when the last send of each edge has arrived, or of trees of
         few shapes the last of all, shape (1,); seconds.
     """
-    if phase.drained or not phase.first.max(initial=0):
-        return None
-    pieces = int(phase.active[0])
-    if (phase.active != pieces).any():
+    is_pipeline = not phase.drained and phase.first.max(initial=0) > 0
+    if not is_pipeline or (phase.active != phase.active[0]).any():
         return None
     hold_s = sending_s(phase.nbytes, rate_Bps)
     if classes is not None and classes.agree(hold_s) and classes.agree(latency_s):
@@ -316,7 +314,7 @@ def pipelines_s(
         times = classed_trees_s(phase, classes, hold_s[sample], latency_s[sample], credits)
         if times is not None:
             return times[0], np.array([times[1]])
-    delivery_s, late_s, gains = _weights(pieces, hold_s, latency_s, credits)
+    delivery_s, late_s, gains = _weights(int(phase.active[0]), hold_s, latency_s, credits)
     zero = np.zeros(len(hold_s) + 1)
     feeders = feeders_of(phase) if feeders is None else feeders
     landed_s = whole_paths(heaviest_rows(feeders, phase.first, delivery_s, gains, zero)[:, :-1])

@@ -17,6 +17,7 @@ from perfmodel.arrays import (
     SMALL_TABLE,
     FloatArray,
     IntArray,
+    each_of,
     first_of_each,
     mix,
     parts_of,
@@ -249,9 +250,9 @@ def _children(parent: IntArray) -> IntArray:
     child = np.flatnonzero(parent < edges)
     child = child[stable_order(parent[child])]
     counts = np.bincount(parent[child], minlength=edges)
-    number = np.arange(len(child)) - np.repeat(np.cumsum(counts) - counts, counts)
+    above, number = each_of(counts)
     children = np.full((edges, max(1, int(counts.max(initial=0)))), edges)
-    children[parent[child], number] = child
+    children[above, number] = child
     return children
 
 

@@ -243,9 +243,8 @@ def pieces_over_trees(
 ) -> CompletionTimes | None:
     """How trees that begin at one rate end, without stepping; None if they have to be stepped."""
     is_one_pipeline = course.pipelined and len(course.phases) == 1
-    if pace.from_s > begin_s.min(initial=np.inf) or not is_one_pipeline:
-        return None
-    if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
+    is_one_rate = pace.from_s <= begin_s.min(initial=np.inf) and (pace.rate_Bps > 0).all()
+    if not is_one_pipeline or not is_one_rate or (begin_s != begin_s[0]).any():
         return None
     phase, credits = course.phases[0], course.credits
     times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=course.feeders)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, changed_faults, raise_faults, refuse_if
 from perfmodel.files import attempt, collect_faults
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
@@ -187,13 +187,8 @@ def _described(
 ) -> PartedHost:
     """The host that is usual with these GPUs, or the template that it is."""
     fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics", "nic_Gbps": "nics.rate"}
-    try:
+    with changed_faults(lambda f: Fault(fields.get(f.field, f.field), f.found, f.allowed)):
         described = _describe(named, count, _intra_words(section), nics)
-    except InputError as error:
-        raise InputError(
-            Fault(fields.get(fault.field, fault.field), fault.found, fault.allowed)
-            for fault in error.faults
-        ) from None
     settled = re.compile("|".join(["$^", *_settled_notes(section, nics)]))
     notes = [
         note

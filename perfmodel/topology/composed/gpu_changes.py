@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
+from perfmodel.errors import Fault, changed_faults, failed, raise_faults, refuse_if
+from perfmodel.files import attempt
+from perfmodel.memo import first_applying
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
 from perfmodel.topology.from_text.grammar import unread_words
@@ -33,7 +36,8 @@ def read_gpus(
         match = _COUNTED.fullmatch(gpus)
         count = int(match["count"]) if match else 1 if usual is None else None
         text = match["gpu"] if match else gpus
-    named = [_read(each, field, faults) for each, field in ((text, "gpus"), (gpu, "gpu")) if each]
+    stated = ((text, "gpus"), (gpu, "gpu"))
+    named = [attempt(faults, partial(_read, each, field)) for each, field in stated if each]
     models = {each.name for each in named if each is not None}
     unnamed, first = usual is None and not named, min(models, default="")
     faults += failed(
@@ -45,15 +49,9 @@ def read_gpus(
     return count, next(iter(named), None)
 
 
-def _read(text: str, field: str, faults: list[Fault]) -> NamedGpu | None:
-    try:
+def _read(text: str, field: str) -> NamedGpu:
+    with changed_faults(lambda f: f if f.file else Fault(field, f.found, f.allowed)):
         return read_stated_gpu(text)
-    except InputError as error:
-        faults += [
-            fault if fault.file else Fault(field, fault.found, fault.allowed)
-            for fault in error.faults
-        ]
-        return None
 
 
 def change_count(host: PartedHost, count: int) -> PartedHost:
@@ -113,12 +111,11 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         changed = changed.with_node(gpu_p2p=True, gpudirect_rdma=direct).noting(
             f"assumption: the driver lets {named.name} copy over PCIe, as it does no GeForce"
         )
-    if layout == "pcie" or not relink:
-        return changed
-    if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
+    links = (part.nvlink, part.lanes, part.lane_Bps)
+    if layout == "pcie" or not relink or links == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
-    return rewire(changed, layout, (part.nvlink, part.lanes, part.lane_Bps)).noting(note)
+    return rewire(changed, layout, links).noting(note)
 
 
 def change_power(host: PartedHost, limit_W: float) -> PartedHost:
@@ -202,14 +199,14 @@ def nvlink_words(text: str) -> str:
     ['no NVLink', 'NVLink mesh', '4 x 25 GB/s, NVLink', 'NVLink3']
     """
     folded = text.strip().lower()
-    if folded in {"none", "off", "no", "false"}:
-        return "no NVLink"
-    if folded in _ON:
-        return "NVLink"
-    if "nv" in folded:
-        return text
-    # Behind the word a number of links would be a generation: NVLink 4 x 25 GB/s.
-    return f"{text}, NVLink" if re.match(r"\d+\s*[a-z]", folded) else f"NVLink {text}"
+    return first_applying(
+        (folded in {"none", "off", "no", "false"}, "no NVLink"),
+        (folded in _ON, "NVLink"),
+        ("nv" in folded, text),
+        # Behind the word a number of links would be a generation: NVLink 4 x 25 GB/s.
+        (re.match(r"\d+\s*[a-z]", folded), f"{text}, NVLink"),
+        (True, f"NVLink {text}"),
+    )
 
 
 def _layout(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, changed_faults, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, path_of, plain, read_yaml, validate_document
 from perfmodel.files.validate import faults_in
 from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
@@ -48,15 +48,14 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
         return compose(machine, base)
     if is_host_in_words(machine) and not is_file(path_of(machine)):
         section = read_words(machine, field)
-        try:
+        with changed_faults(
+            lambda each: (
+                each
+                if each.file
+                else Fault(field, f"{machine!r}: {each.field} {each.found}", each.allowed)
+            )
+        ):
             return _load(section, field, chain).model_copy(update={"name": machine})
-        except InputError as error:
-            raise InputError(
-                fault
-                if fault.file
-                else Fault(field, f"{machine!r}: {fault.field} {fault.found}", fault.allowed)
-                for fault in error.faults
-            ) from None
     refuse_if(
         machine.lower().endswith(GRAPH_SUFFIXES),
         field,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, failed
 from perfmodel.files import collect_faults, validate_document
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import is_hardware
 from perfmodel.topology.from_text.layouts import draft_host, usual_host, usual_layout
@@ -178,12 +179,12 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
     each = devices // 8 if part.on_board and devices > 8 and devices % 8 == 0 else 1
     nics, nic_Bps = devices // each, (net.nic_Bps or usual_Bps) * each
     by = "aws-ofi-nccl" if net.kind == "efa" else "NCCL_IB_MERGE_NICS"
-    notes = (
+    notes = applying(
         (each > 1, f"{each} devices beside a GPU are one adapter ({by})"),
         (net.nics is None, f"{nics} NIC{'s' if nics > 1 else ''} per host, as usual"),
         (net.nic_Bps is None, f"NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual"),
     )
-    assumed = (f"assumption: {note}" for applies, note in notes if applies)
+    assumed = (f"assumption: {note}" for note in notes)
     source = net.rate_source or _USUAL_RATE
     settled = replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source)
     return settled, (*net.assumptions, *assumed)
@@ -196,7 +197,7 @@ def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str,
     """A template with the GPU that is named."""
     node = load_template(facts.name).model_copy(update={"gpu": host.gpu.name})
     net, nic_Gbps = host.network, facts.nic_Bps / max(facts.nics, 1) * 8e-9
-    notes = (
+    notes = applying(
         (
             net.kind is not None and (net.nics is None or net.nic_Bps is None),
             f"NICs of {facts.name}: {facts.nics} x {nic_Gbps:g} Gbit/s",
@@ -204,7 +205,7 @@ def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str,
         (True, f"the rest as in the template {facts.name}"),
         (host.gpus < facts.gpus, f"the first {host.gpus} of {facts.gpus} GPUs"),
     )
-    assumed = (f"assumption: {note}" for applies, note in notes if applies)
+    assumed = (f"assumption: {note}" for note in notes)
     return Described(node, (*assumptions, *net.assumptions, *assumed), facts.name)
 
 

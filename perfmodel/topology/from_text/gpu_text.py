@@ -15,6 +15,7 @@ from perfmodel.errors import (
     raise_faults,
     refuse_if,
 )
+from perfmodel.memo import first_applying
 from perfmodel.topology.from_text.grammar import read_phrases, unread_words
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, gpu_spec, load_gpu
@@ -171,12 +172,14 @@ def _form(text: str, forms: set[str]) -> str | None:
 def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
     """Form by what joins the GPUs, and the reason."""
     forms = [part.form for part in family.values()]
-    if "bridge" in intra or ("pcie" in intra and "nvlink" not in intra):
-        card = next((form for form in forms if form == "pcie"), forms[0])
-        return card, "because its GPUs are joined by PCIe or bridges"
-    if "sxm3" in forms and ("dgx-2" in intra or "dgx2" in intra or "nvswitch" in intra):
-        return "sxm3", "because a switch joins them"
-    return forms[0], "the usual one"
+    card = "pcie" if "pcie" in forms else forms[0]
+    cards = "bridge" in intra or ("pcie" in intra and "nvlink" not in intra)
+    switched = "dgx-2" in intra or "dgx2" in intra or "nvswitch" in intra
+    return first_applying(
+        (cards, (card, "because its GPUs are joined by PCIe or bridges")),
+        ("sxm3" in forms and switched, ("sxm3", "because a switch joins them")),
+        (True, (forms[0], "the usual one")),
+    )
 
 
 # ---------------------------------------------------------------- GPUs alone
@@ -232,12 +235,12 @@ def _has_form(part: GpuConnector, form: str) -> bool:
 
     "hgx" and "dgx" are boards of SXM modules of any generation, "nvl72" has superchips.
     """
-    if form.startswith(("hgx", "dgx")):
-        return part.on_board
-    if form == "nvl72":
-        return part.form == "superchip"
     own = form.replace("-", "")
-    return part.form.startswith(own) or (part.form == "sxm" and own.startswith("sxm"))
+    return first_applying(
+        (form.startswith(("hgx", "dgx")), part.on_board),
+        (form == "nvl72", part.form == "superchip"),
+        (True, part.form.startswith(own) or (part.form == "sxm" and own.startswith("sxm"))),
+    )
 
 
 _SAME_MEMORY = 0.1

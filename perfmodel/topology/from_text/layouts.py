@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
 
 from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.memo import first_applying
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.network_text import IntraText, NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
@@ -247,13 +248,15 @@ def layout_of(node: NodeSpec, gpu: GpuConnector) -> Layout:
     links = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
     joined = {frozenset(ends) for edge in links for ends in pairs(edge)}
     gpus, switches = (set(device_names(node, kind)) for kind in ("gpu", "nvswitch"))
-    if switches.intersection(chain.from_iterable(joined)):
-        return "nvswitch"
-    if (len(gpus) > 2 or gpu.amd) and len(joined) == len(gpus) * (len(gpus) - 1) // 2:
-        return "mesh"
-    if len(joined) <= len(gpus) // 2:
-        return "bridge" if joined else "pcie"
-    return "cube" if len(gpus) == 8 else "mesh"
+    every_pair = len(joined) == len(gpus) * (len(gpus) - 1) // 2
+    return first_applying(
+        (switches.intersection(chain.from_iterable(joined)), "nvswitch"),
+        ((len(gpus) > 2 or gpu.amd) and every_pair, "mesh"),
+        (not joined, "pcie"),
+        (len(joined) <= len(gpus) // 2, "bridge"),
+        (len(gpus) == 8, "cube"),
+        (True, "mesh"),
+    )
 
 
 def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, tuple[str, ...]]:
@@ -388,8 +391,9 @@ def _capacity_faults(
 
 def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
     """NUMA domains of a host, as is usual; two where one CPU lacks lanes for the cards."""
-    if not part.on_board and part.c2c is None and _lacks_slots(cpu, gpus, 1):
-        return 2
-    if gpus <= 2 or (gpus <= 4 and not part.on_board):
-        return 1
-    return 4 if cpu == "epyc" and part.on_board and gpus == 8 else 2
+    return first_applying(
+        (not part.on_board and part.c2c is None and _lacks_slots(cpu, gpus, 1), 2),
+        (gpus <= 2 or (gpus <= 4 and not part.on_board), 1),
+        (cpu == "epyc" and part.on_board and gpus == 8, 4),
+        (True, 2),
+    )

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from perfmodel.files import Bandwidth, FileModel, Seconds, shipped
+from perfmodel.files.spec import ShippedTable
 from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec, Source
@@ -104,11 +105,9 @@ class SharedPart(FileModel):
     latency_source: Source
 
 
-class Parts(FileModel):
+class Parts(ShippedTable):
     """The file of parts."""
 
-    perfmodel: Literal[1]
-    kind: Literal["parts"]
     sources: dict[str, str]
     links: dict[str, LinkSpec]
     switched_nvlink: SharedPart

@@ -16,6 +16,7 @@ from typing import Any
 from perfmodel.errors import Fault, failed, raise_faults, refuse_if
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
+from perfmodel.memo import applying
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
 
 _BLOCK = re.compile(r'^(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
@@ -277,7 +278,7 @@ def _document(
     shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
     rates = sorted({rate for nics in hosts.values() for _, rate in nics if rate})
     of_file = f"the file has NICs of {', '.join(f'{rate:g}' for rate in rates)} Gbit/s"
-    assumed = (
+    notes += applying(
         (True, "times through switches and cables as in one-switch"),
         (rates, f"the host template's NICs; {of_file}"),
         (
@@ -285,7 +286,6 @@ def _document(
             "cables whose rate the file does not say are as fast as the NICs",
         ),
     )
-    notes += [note for applies, note in assumed if applies]
     times, name = ("switch_latency", "cable_latency"), Path(file).name
     return {
         "perfmodel": 1,

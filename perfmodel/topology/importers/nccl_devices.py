@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.memo import first_applying
 from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
@@ -214,13 +215,12 @@ def _kind(pci: Element, *, has_nets: bool, has_children: bool) -> DeviceKind:
     """Kind of a device: by what stands in it, else by its class."""
     pci_class = (pci.get("class") or "").lower()
     by_class = (kind for prefix, kind in _CLASSES if pci_class.startswith(prefix))
-    cases: tuple[tuple[bool, DeviceKind], ...] = (
+    return first_applying(
         (bool(pci.all("gpu")), "gpu"),
         (has_nets, "nic"),
         (has_children, "switch"),
         (True, next(by_class, "switch" if pci_class else "unknown")),
     )
-    return next(kind for applies, kind in cases if applies)
 
 
 def _level(pci: Element) -> int:

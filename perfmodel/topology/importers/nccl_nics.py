@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import refuse_if
+from perfmodel.memo import first_applying
 from perfmodel.topology.from_text.parts import usual_nics
 from perfmodel.topology.importers.complete import ImportedHost
 from perfmodel.topology.importers.nccl_devices import Device, Domain
@@ -153,13 +154,12 @@ def _network(device: Device, host: ImportedHost) -> str:
     rdma = device.vendor == "15b3" or any(word in names for word in ("mlx", "bnxt", "irdma"))
     plain = any(name.startswith(("eth", "en")) for name in names.split())
     usual = "roce" if rdma or (host.part.on_board and not plain) else "tcp"
-    cases = (
+    return first_applying(
         (device.pci_class.startswith("0207"), "infiniband"),
         (device.vendor == "1d0f" or "efa" in names or "rdmap" in names, "efa"),
         (device.pci_class.startswith("0208") or "hfi1" in names, "omni-path"),
         (True, host.port.network_kind if host.port else usual),
     )
-    return next(kind for applies, kind in cases if applies)
 
 
 def _rate(

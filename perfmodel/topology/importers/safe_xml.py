@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import NoReturn
 from xml.parsers import expat
 
 from perfmodel.errors import Fault, InputError, refuse_if
@@ -55,14 +56,6 @@ class Element:
         return value if math.isfinite(value) else None
 
 
-class _Refused(Exception):
-    pass
-
-
-def _refuse(what: str, *_: object) -> None:
-    raise _Refused(what)
-
-
 def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     """Parse a document; returns its root and its comments.
 
@@ -81,11 +74,15 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.
     parser = expat.ParserCreate("utf-8")
 
+    def refuse(what: str, *_: object) -> NoReturn:
+        allowed = "plain elements and attributes, as NCCL writes them"
+        raise InputError(Fault("file", what, allowed, file, parser.CurrentLineNumber))
+
     def start(tag: str, attributes: dict[str, str]) -> None:
         if next(elements) > MOST_ELEMENTS:
-            raise _Refused(f"more than {MOST_ELEMENTS:,} elements")
+            refuse(f"more than {MOST_ELEMENTS:,} elements")
         if len(begun) > DEEPEST:
-            raise _Refused(f"elements nested deeper than {DEEPEST}")
+            refuse(f"elements nested deeper than {DEEPEST}")
         element = Element(tag, attributes, parser.CurrentLineNumber)
         begun[-1].children.append(element)
         begun.append(element)
@@ -94,19 +91,9 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     parser.EndElementHandler = lambda _: begun.pop()
     parser.CommentHandler = comments.append
     for handler, what in _REFUSED.items():
-        setattr(parser, handler, partial(_refuse, what))
+        setattr(parser, handler, partial(refuse, what))
     try:
         parser.Parse(text.encode(), True)
-    except _Refused as error:
-        raise InputError(
-            Fault(
-                "file",
-                str(error),
-                "plain elements and attributes, as NCCL writes them",
-                file,
-                parser.CurrentLineNumber,
-            )
-        ) from None
     except expat.ExpatError as error:
         cut = " (cut off?)" if begun[1:] else ""
         raise InputError(

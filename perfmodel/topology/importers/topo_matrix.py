@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 
 from perfmodel.errors import Fault, raise_faults, refuse_if
+from perfmodel.memo import applying
 from perfmodel.topology.importers.imported import ImportedTopology
 from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
@@ -195,6 +196,7 @@ _TITLES = {"CPU", "NUMA", "GPU", "Affinity", "ID"}
 """Words of the columns that follow the devices: CPU Affinity, NUMA Affinity, GPU NUMA ID."""
 _NAME = re.compile(r"[A-Za-z][\w.:-]*\d[a-z]?")
 _MOST_BREAKS = 6
+_WRAPPED = "lines that were wrapped are put together"
 
 Problem = tuple[str, str, str, int]
 """Field, what was found, what is allowed, line."""
@@ -244,10 +246,13 @@ def tables_of(lines: Sequence[str]) -> Iterator[TableLines]:
             at += 1
             continue
         table = TableLines(at + 1, devices)
-        if any(_split_glued(line) != line for line in lines[at:end]):
-            table.notes.append("names without a space between them in the header are two devices")
-        if end > at + 1:
-            table.notes.append("lines that were wrapped are put together")
+        table.notes += applying(
+            (
+                any(_split_glued(line) != line for line in lines[at:end]),
+                "names without a space between them in the header are two devices",
+            ),
+            (end > at + 1, _WRAPPED),
+        )
         at = _read_rows(table, titles, lines, end)
         yield table
 
@@ -345,8 +350,7 @@ def _add_row(table: TableLines, titles: int, name: str, parts: Sequence[str], pl
             allowed = f"one row of it (line {table.places[name]})"
             table.faults.append((f"row of {name}", "another row", allowed, place))
         return
-    if pieces > 1 and "lines that were wrapped are put together" not in table.notes:
-        table.notes.append("lines that were wrapped are put together")
+    table.notes += applying((pieces > 1 and _WRAPPED not in table.notes, _WRAPPED))
     table.rows[name], table.places[name] = cells, place
     near = [text for text in tail[:2] if re.fullmatch(r"[\d,-]+", text)]
     table.numa[name] = near[-1] if near else None  # its own column, or the CPUs near it

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import mix
+from perfmodel.arrays import each_of, mix
 
 Ints = NDArray[np.int64]
 
@@ -112,10 +112,8 @@ class Tiers:
 def places(leaf_of: Ints) -> Ints:
     """Place of each port among the ports of its leaf, in port order."""
     order = np.argsort(leaf_of, kind="stable")
-    sizes = np.bincount(leaf_of)
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     place_of = np.empty_like(leaf_of)
-    place_of[order] = np.arange(len(leaf_of)) - starts
+    _, place_of[order] = each_of(np.bincount(leaf_of))
     return place_of
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from perfmodel.arrays import each_of
 from perfmodel.errors import TopologyError
 from perfmodel.garbage import no_collections
 from perfmodel.topology.model import Topology
@@ -326,8 +327,8 @@ class FabricRoutes:
             more = max(0, int(lengths.max()) - rows.shape[1])
             rows = np.pad(rows, ((0, 0), (0, more)), constant_values=NO_HOP)
             rows[lost] = NO_HOP
-            place = np.arange(len(arcs)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            rows[np.repeat(lost, lengths), place] = arcs
+            row, place = each_of(lengths)
+            rows[lost[row], place] = arcs
         return (rows != NO_HOP).sum(axis=1), rows[rows != NO_HOP]
 
     def _by_search(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:

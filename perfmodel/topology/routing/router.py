@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from perfmodel.errors import TopologyError, allowed_names
-from perfmodel.memo import grouped
+from perfmodel.memo import grouped, once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
@@ -78,10 +78,8 @@ class HostRoutes:
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:
         """NICs with a cable that a device reaches, best first; GPUs that share them use all."""
-        like = self._like(host)
-        if like not in self._nics:
-            self._nics[like] = self._rank_nics(host)
-        ranked: Iterable[str] = self._nics[like].get(local) or chain.from_iterable(
+        ranks = once(self._nics, self._like(host), lambda: self._rank_nics(host))
+        ranked: Iterable[str] = ranks.get(local) or chain.from_iterable(
             self._nic_groups(local, host)
         )
         cut = self._cut.get(host, ())

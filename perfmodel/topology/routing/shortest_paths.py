@@ -12,6 +12,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfmodel.memo import first_applying
+
 PATH_TYPES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "NET")
 """Path types from best to worst, named as in NCCL.
 
@@ -81,7 +83,7 @@ class _Trail:
 
     @property
     def type(self) -> str:
-        cases = (
+        return first_applying(
             (self.length == 0, "LOC"),
             (self.between_cpus, "SYS"),
             (self.nvlinks == self.length, "NVB" if self.relays else "NVL"),
@@ -89,8 +91,8 @@ class _Trail:
             (self.c2c > 0, "P2C"),
             (self.cpu, "PHB"),
             (self.switches <= 1, "PIX"),
+            (True, "PXB"),
         )
-        return next((name for applies, name in cases if applies), "PXB")
 
 
 def best_paths(

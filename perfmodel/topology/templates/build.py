@@ -316,7 +316,7 @@ def node_facts(spec: NodeSpec) -> dict[str, Any]:
             "sockets": spec.sockets
             and {**_renamed(spec.sockets, _SOCKETS), "burst_bytes": spec.sockets.burst or 0.0},
             "channels": [_channels(graph) for graph in spec.graphs] or None,
-            "sources": dict(_sources(spec)),
+            "sources": _sources(spec),
             "assumptions": list(spec.assumed) or None,
         }
     )
@@ -367,18 +367,16 @@ def _channels(graph: GraphSpec) -> dict[str, Any]:
     }
 
 
-def _sources(spec: NodeSpec) -> Iterator[tuple[str, str]]:
+def _sources(spec: NodeSpec) -> dict[str, str]:
     """Sentence by number."""
-
-    def sentence(text: str) -> str:
-        return resolve_source(text, spec.sources)
-
+    texts: dict[str, str | None] = {}
     for name, link in spec.links.items():
-        yield f"{name} bandwidth", sentence(link.source)
-        yield f"{name} efficiency", sentence(link.efficiency_source or link.source)
-        yield f"{name} latency", sentence(link.latency_source or link.source)
-        if link.flow_source is not None:
-            yield f"{name} flow", sentence(link.flow_source)
+        texts |= {
+            f"{name} bandwidth": link.source,
+            f"{name} efficiency": link.efficiency_source or link.source,
+            f"{name} latency": link.latency_source or link.source,
+            f"{name} flow": link.flow_source,
+        }
     sections = {
         "staging bandwidth": spec.staging,
         "gpu launch": spec.launch,
@@ -386,4 +384,5 @@ def _sources(spec: NodeSpec) -> Iterator[tuple[str, str]]:
         "nvme drives": spec.nvme,
         "sockets": spec.sockets,
     }
-    yield from ((name, sentence(each.source)) for name, each in sections.items() if each)
+    texts |= {name: each.source for name, each in sections.items() if each}
+    return {name: resolve_source(text, spec.sources) for name, text in texts.items() if text}

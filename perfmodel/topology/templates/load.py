@@ -21,6 +21,7 @@ from perfmodel.files import (
     read_yaml,
     validate_document,
 )
+from perfmodel.memo import applying
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
 from perfmodel.topology.templates.spec import PORT_KINDS, NodeSpec, is_unknown_key, join
@@ -197,13 +198,16 @@ def _port_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Iterato
     for position, entry in _entries(data, "nodes"):
         port, rails, is_nic = entry.get("port"), entry.get("rails"), entry.get("kind") == "nic"
         path: list[str | int] = ["nodes", position, "port"]
-        if is_nic and port is None:
-            yield path, "nothing", f"the link that leaves the NIC, {allowed_names(ports)}"
-        elif is_nic and port not in ports:
-            allowed = f"a link of kind ethernet or infiniband, {allowed_names(ports, str(port))}"
-            yield path, repr(port), allowed
-        elif not is_nic and port is not None:
-            yield path, repr(port), "no port: only a NIC has one"
+        names = allowed_names(ports, None if port is None else str(port))
+        problems = applying(
+            (is_nic and port is None, ("nothing", f"the link that leaves the NIC, {names}")),
+            (
+                is_nic and port not in (None, *ports),
+                (repr(port), f"a link of kind ethernet or infiniband, {names}"),
+            ),
+            (not is_nic and port is not None, (repr(port), "no port: only a NIC has one")),
+        )
+        yield from ((path, *problem) for problem in problems)
         if not is_nic and rails is not None:
             yield ["nodes", position, "rails"], repr(rails), "no rails: only NICs have them"
 
