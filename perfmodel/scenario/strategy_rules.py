@@ -303,6 +303,13 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "true",
             "false; or implementation: per-expert in compute.precision: fp8, whose copy it spares",
         ),
+        (
+            getattr(experts, "implementation", "") == "fused"
+            and not (in_fp8 and getattr(section, "recipe", "") in ("mxfp8", "nvfp4")),
+            "model.experts.implementation",
+            "'fused'",
+            "'grouped' or 'per-expert'; or compute.fp8.recipe: mxfp8 or nvfp4, to which it casts",
+        ),
     ]
     if strategy is None:
         return rows

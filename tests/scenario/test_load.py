@@ -263,6 +263,20 @@ def test_padding_that_spares_no_copy_is_refused():
     load_scenario("llama2-7b-fsdp-h100", [*model, router % "per-expert", "compute.precision=fp8"])
 
 
+@pytest.mark.parametrize(
+    "precision", ["compute.precision=bf16", "compute={precision: fp8, fp8: {recipe: current}}"]
+)
+def test_experts_are_fused_with_their_activation_where_casts_are(precision: str) -> None:
+    model = ["scale=null", "model={name: mixtral-8x7b, experts: {implementation: fused}}"]
+    (found,) = faults("llama2-7b-fsdp-h100", *model, precision)
+    assert found[0].endswith("model.experts.implementation")
+    assert "mxfp8 or nvfp4" in found[3]
+    load_scenario(
+        "llama2-7b-fsdp-h100",
+        [*model, "compute={precision: fp8, fp8: {recipe: mxfp8}}", "cluster.node=hgx-b200"],
+    )
+
+
 def test_a_field_whose_section_was_taken_away_has_no_value() -> None:
     kept = SourceMap(
         flags=("scale.gpus", "events.0.slow.by"),

@@ -226,10 +226,11 @@ def _expert_rows(section: TransformerSection) -> tuple[Row, ...]:
 class ExpertsSection(FileModel):
     """How the experts of a model run; `parallel.expert` says how many GPUs share them."""
 
-    implementation: Literal["grouped", "per-expert"] = Field(
+    implementation: Literal["grouped", "fused", "per-expert"] = Field(
         default="grouped",
-        description="one kernel for the products of all experts (torch._grouped_mm), or one each "
-        "(Transformer Engine's grouped linear, as in Megatron-LM)",
+        description="one kernel for the products of all experts (torch._grouped_mm); one that is "
+        "fused with their activation and its casts (cuDNN's for mxfp8 and nvfp4, as in Transformer "
+        "Engine from 2.15 on); or one each (Transformer Engine's grouped linear, in Megatron-LM)",
     )
     capacity: Annotated[float, Field(gt=0)] | None = Field(
         default=None,

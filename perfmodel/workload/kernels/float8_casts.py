@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from perfmodel.errors import refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8_layers import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.float8_layers import Cast, Casts, Float8, float8_casts
 from perfmodel.workload.kernels.kernel_times import KernelCost, busy_s, elementwise_s, product_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 
@@ -199,6 +201,8 @@ def grouped_float8_cost(
     grouped: GroupedProduct, pricing: Float8Pricing, *, passes: int, frozen: bool = False
 ) -> KernelCost:
     """Add up casts and products of experts of a whole micro-batch; as `float8_cost`."""
+    if grouped.cast_before is not None:
+        pricing = _fused(pricing, grouped.cast_before)
     mean = padded_mean(grouped, pricing)
     products = _single_kernel(mean, pricing) if grouped.single_kernel else _each(mean, pricing)
     cost = float8_cost(
@@ -214,6 +218,22 @@ def grouped_float8_cost(
         backward_s=cost.backward_s + copied_s,
         forward_kernels=cost.forward_kernels + copies,
         backward_kernels=cost.backward_kernels + copies,
+    )
+
+
+def _fused(pricing: Float8Pricing, cast_before: Literal["input", "gradient"]) -> Float8Pricing:
+    """Prices of kernels of all experts that are fused with their activation and its casts."""
+    casts, rate = pricing.casts, pricing.casts.grouped.fused_rate
+    allowed = "'grouped' or 'per-expert': NVIDIA's Blackwell alone has kernels that are fused"
+    refuse_if(rate is None, "experts.implementation", "'fused'", allowed)
+    return replace(
+        pricing,
+        casts=replace(
+            casts,
+            grouped=replace(casts.grouped, rate=rate),
+            input=(Cast(), Cast()) if cast_before == "input" else casts.input,
+            gradient=Cast() if cast_before == "gradient" else casts.gradient,
+        ),
     )
 
 

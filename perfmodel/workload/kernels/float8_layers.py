@@ -292,12 +292,14 @@ class GroupedCasts:
     """How rows of experts are cast and multiplied.
 
     `rate`: of one kernel of all groups, over that of a plain product of the recipe.
+    `fused_rate`: of one that is fused with the activation; None where there is none.
     `row_multiple`: what the rows of a group are padded to, where each has a kernel of its own;
         `single_kernel_rows`: where one kernel runs all groups.
     `joined`: whether one kernel casts the rows of all groups.
     """
 
     rate: float = 1.0
+    fused_rate: float | None = None
     row_multiple: int = 16
     single_kernel_rows: int = 16
     joined: bool = False
@@ -350,6 +352,7 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
     if float8.gathers_narrow:
         weight = (Cast(), Cast(**row["gathered_weight"]) if transposes else Cast())
     engine, rates = float8.library == "transformer_engine", table["products"][row["product"]]
+    grouped = table["grouped_products"][row["product"]]
     return Casts(
         input=_pair(row["input"], spared),
         weight=weight,
@@ -362,7 +365,8 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         wide_weight_gradient=row.get("wide_weight_gradient", False),
         operand_bytes=operand_bytes(float8),
         grouped=GroupedCasts(
-            rate=float(table["grouped_products"][row["product"]]["value"]),
+            rate=float(grouped["value"]),
+            fused_rate=grouped.get("fused", {}).get(gpu.generation),
             row_multiple=row["row_multiple"],
             single_kernel_rows=row.get("single_kernel_rows", row["row_multiple"]),
             joined=row.get("joined_with_copies", False) and transposes,

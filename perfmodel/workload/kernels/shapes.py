@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 WIDE_BYTES = 4
 """Bytes of an element of fp32: of partial sums, losses, scales and what optimizers keep."""
@@ -199,6 +200,7 @@ class GroupedProduct:
     `single_kernel`: whether one kernel runs all groups, or each group has a kernel of its own.
     `padded_elements`: of rows that a kernel of its own copies in each pass, to fill groups up to
         the multiple of a recipe of fp8; they grow with the batch, too.
+    `cast_before`: what the kernel before it, fused with its activation, has cast to fp8 already.
     """
 
     rows: float
@@ -207,6 +209,7 @@ class GroupedProduct:
     groups: int
     single_kernel: bool = True
     padded_elements: float = 0.0
+    cast_before: Literal["input", "gradient"] | None = None
 
     @property
     def flops(self) -> float:

@@ -218,18 +218,21 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         indices=2,
         kernels=kernels_of("expert_sort"),
         calls=_dispatch_calls(place),
+        cast_before="gradient",
     )
     function = ACTIVATIONS[ungated] if ungated else CLAMPED if routed.clamped else GATED
-    adds_bias = routed.biased and place.settings.implementation == "per-expert"
+    implementation = place.settings.implementation
+    adds_bias = routed.biased and implementation == "per-expert"
+    activated = rows * wide * (implementation != "fused")
     narrow = _grouped(
         place,
         "down_proj",
         wide,
         h,
-        vector=function.passes * rows * wide
+        vector=function.passes * activated
         + restored
         + adds_bias * passes_of("expert_bias") * rows * h,
-        fused=passes_of("fused_addition") * rows * wide
+        fused=passes_of("fused_addition") * activated
         + copied
         + passes_of("fused_addition") * s * h
         + adds_bias * passes_of("expert_bias") * rows * h,
@@ -240,6 +243,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         + (function.kernels + 2)
         + kernels_of("expert_bias") * adds_bias,
         calls=_combine_calls(place),
+        cast_before="input",
     )
     return widen, narrow
 
@@ -257,17 +261,17 @@ def _grouped(
     indices: int,
     kernels: int,
     calls: tuple[LayerCall, ...],
+    cast_before: Literal["input", "gradient"],
 ) -> Module:
     """One product of all experts.
 
     `indices`: of rows, that are kept.
+    `cast_before`: as of `GroupedProduct`, where kernels are fused.
     `fused_saved`: elements that Megatron-Core keeps, which weighs rows in the kernel of their
         activation (``weighted_bias_swiglu_impl``), and not what the second map puts out.
     """
-    groups, single = (
-        place.routed.experts // place.block.shard.expert,
-        place.settings.implementation == "grouped",
-    )
+    groups = place.routed.experts // place.block.shard.expert
+    implementation = place.settings.implementation
     sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
     own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
     if place.routed.biased:
@@ -293,8 +297,9 @@ def _grouped(
             outputs,
             inputs,
             groups,
-            single,
+            implementation != "per-expert",
             place.rows * place.block.shape.width * place.settings.copies_to_pad,
+            cast_before if implementation == "fused" else None,
         ),
         # beside a micro-batch's products, for which those of another one stand
         calls=tuple(

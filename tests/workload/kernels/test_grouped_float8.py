@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.memory_use import Setup, add_float8_copies, narrow_inputs, replicated
 from perfmodel.workload.kernels.device import make_device
@@ -94,6 +95,40 @@ def test_products_in_mxfp8_against_measured_ones() -> None:
         ratios.append((cost.forward_s + cost.backward_s) * 1e6 / microseconds)
     assert all(0.85 < ratio < 1.2 for ratio in ratios)
     assert statistics.fmean(ratios) == pytest.approx(1, abs=0.06)
+
+
+def test_kernels_fused_with_the_activation_against_a_measured_layer() -> None:
+    """Both maps of 64 experts, forward and backward, with casts of both ends (of no weight).
+
+    cuDNN's kernels on a GB200: 8.777 ms (marin-community/marin issue 7282, MXFP8-004a). The rate
+    rests on it.
+    """
+    rows, groups, width, inner = 262_144, 64, 2560, 1280
+    priced = pricing("gb200-186gb", Float8(recipe="mxfp8"), accumulate=1_000_000)
+    maps = ((2 * inner, width, "gradient"), (width, inner, "input"))
+    costs = [
+        grouped_float8_cost(
+            GroupedProduct(rows, columns, depth, groups, cast_before=before),  # type: ignore[arg-type]
+            priced,
+            passes=2,
+        )
+        for columns, depth, before in maps
+    ]
+    assert sum(c.forward_s + c.backward_s for c in costs) == pytest.approx(8.777e-3, rel=0.03)
+    apart = [
+        grouped_float8_cost(GroupedProduct(rows, *sides, groups), priced, passes=2)
+        for *sides, _ in maps
+    ]
+    slower = sum(c.forward_s + c.backward_s for c in apart) / 8.777e-3
+    assert 1.3 < slower < 2.0  # NVIDIA says so of its kernels (blog of 2026-06-15)
+
+
+def test_only_blackwell_has_kernels_fused_with_the_activation() -> None:
+    grouped = GroupedProduct(1024, 512, 512, 8, cast_before="input")
+    with pytest.raises(
+        InputError, match=r"implementation: found 'fused'; allowed: .*NVIDIA"
+    ):
+        grouped_float8_cost(grouped, pricing("mi355x", Float8(recipe="mxfp8")), passes=2)
 
 
 # ---------------------------------------------------------------- by hand

@@ -176,6 +176,19 @@ def test_rows_are_copied_wherever_they_change_their_order(
     assert widen.saved_elements == filled * width
 
 
+def test_kernels_fused_with_the_activation_leave_it_no_kernel_of_its_own() -> None:
+    apart, fused = (
+        made(SMALL, Shard(expert=4), ExpertSettings(implementation=how)).layers
+        for how in ("grouped", "fused")
+    )
+    for before, after in zip(apart, fused, strict=True):
+        if "experts.down_proj" in before.name and "shared" not in before.name:
+            activated = ELEMENT_BYTES * 5 * TOKENS * 3 * 16
+            assert before.vector_bytes - after.vector_bytes == activated
+        else:
+            assert before.vector_bytes == after.vector_bytes
+
+
 def deepseek_calls(how: ExpertSettings, expert: int = 64) -> list[LayerCall]:
     """All-to-alls of tokens of one layer of DeepSeek-V3."""
     workload = expert_decoder(
