@@ -212,6 +212,15 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     return contents
 
 
+TransferOption = Annotated[
+    bool,
+    typer.Option(
+        "--transfer/--no-transfer",
+        help="Also predict each sweep from the others of the same hardware.",
+    ),
+]
+
+
 def validate(
     data: Annotated[
         Path | None,
@@ -232,13 +241,7 @@ def validate(
             help="Write the report here (page, Markdown, JSON, CSV).",
         ),
     ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer/--no-transfer",
-            help="Also predict each sweep from the others of the same hardware.",
-        ),
-    ] = True,
+    transfer: TransferOption = True,
     json: JsonOption = False,
 ) -> None:
     """Compare predictions with recorded sweeps of collectives and recorded training steps.
