@@ -251,7 +251,7 @@ class ExpertsSection(FileModel):
     dispatcher: Literal["all_to_all", "all_gather", "deduplicated"] = Field(
         default="all_to_all",
         description="a row for each expert of a token; all tokens to all GPUs; or a token once to "
-        "each node that has experts for it (DeepEP)",
+        "each node that has experts for it (DeepEP, HybridEP)",
     )
     dispatch_dtype: Literal["bf16", "fp8"] | None = Field(
         default=None, description="of tokens on their way to experts; default: of the compute"

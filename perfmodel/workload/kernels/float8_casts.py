@@ -225,7 +225,7 @@ def _fused(pricing: Float8Pricing, cast_before: Literal["input", "gradient"]) ->
     """Prices of kernels of all experts that are fused with their activation and its casts."""
     casts, rate = pricing.casts, pricing.casts.grouped.fused_rate
     allowed = "'grouped' or 'per-expert': NVIDIA's Blackwell alone has kernels that are fused"
-    refuse_if(rate is None, "experts.implementation", "'fused'", allowed)
+    refuse_if(rate == 0.0, "experts.implementation", "'fused'", allowed)
     return replace(
         pricing,
         casts=replace(

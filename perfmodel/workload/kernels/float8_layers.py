@@ -292,14 +292,14 @@ class GroupedCasts:
     """How rows of experts are cast and multiplied.
 
     `rate`: of one kernel of all groups, over that of a plain product of the recipe.
-    `fused_rate`: of one that is fused with the activation; None where there is none.
+    `fused_rate`: of one that is fused with the activation; 0 where there is none.
     `row_multiple`: what the rows of a group are padded to, where each has a kernel of its own;
         `single_kernel_rows`: where one kernel runs all groups.
     `joined`: whether one kernel casts the rows of all groups.
     """
 
     rate: float = 1.0
-    fused_rate: float | None = None
+    fused_rate: float = 0.0
     row_multiple: int = 16
     single_kernel_rows: int = 16
     joined: bool = False
@@ -366,7 +366,7 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         operand_bytes=operand_bytes(float8),
         grouped=GroupedCasts(
             rate=float(grouped["value"]),
-            fused_rate=grouped.get("fused", {}).get(gpu.generation),
+            fused_rate=grouped.get("fused", {}).get(gpu.generation, 0.0),
             row_multiple=row["row_multiple"],
             single_kernel_rows=row.get("single_kernel_rows", row["row_multiple"]),
             joined=row.get("joined_with_copies", False) and transposes,
