@@ -272,6 +272,7 @@ class Collective:
         ends, ended = self.ends(), self.stage
         self.landed_s = max(self.landed_s, ends.last_s)
         self.leg += 1
+        self._rates_Bps = rates_Bps
         if self._progress is None:
             return
         assert self._ready is not None
@@ -283,7 +284,7 @@ class Collective:
             _begin, self.timer, self.lowered, stage, rates_Bps, self._ready.begin_s(stage.phases[0])
         )
         self._progress = Progress(self.timer, begin, is_kept=False)
-        self._stage, self._rates_Bps = stage, rates_Bps
+        self._stage = stage
 
     def release(self) -> None:
         """Give back the arrays of clocks whose leg is over."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import perfmodel as pm
 from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
@@ -82,3 +83,25 @@ def test_legs_that_meet_alike_are_followed_once(
     assert each[0] > 5 * many[0]
     assert many[1] == pytest.approx(each[1], rel=1e-12)
     assert crowded[1] == pytest.approx(followed(40, theirs)[1], rel=1e-11)
+
+
+def test_later_legs_of_broadcasts_share_links_as_their_messages_do() -> None:
+    """Each rank sends out its share of the parameters, while others do, over 1, 2 and 4 edges."""
+    step_s = [
+        pm.run(
+            {
+                "perfmodel": 1,
+                "model": {"name": "resnet18", "image_size": 64},
+                "compute": {"source": "roofline", "precision": "fp32"},
+                "strategy": {"kind": "zero_redundancy"},
+                "cluster": {"node": "cpu-loopback", "nodes": 1, "fabric": None},
+                "training": {"batch_per_gpu": 4},
+                "library": {"name": "gloo"},
+                "profile": "epyc-2-cores-gloo-2-ranks",
+                "scale": {"gpus": [8]},
+            },
+            fidelity=fidelity,
+        ).main.step_time_s
+        for fidelity in ("flow", "message")
+    ]
+    assert step_s[0] == pytest.approx(step_s[1], rel=0.01)

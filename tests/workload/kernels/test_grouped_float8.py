@@ -125,9 +125,7 @@ def test_kernels_fused_with_the_activation_against_a_measured_layer() -> None:
 
 def test_only_blackwell_has_kernels_fused_with_the_activation() -> None:
     grouped = GroupedProduct(1024, 512, 512, 8, cast_before="input")
-    with pytest.raises(
-        InputError, match=r"implementation: found 'fused'; allowed: .*NVIDIA"
-    ):
+    with pytest.raises(InputError, match=r"implementation: found 'fused'; allowed: .*NVIDIA"):
         grouped_float8_cost(grouped, pricing("mi355x", Float8(recipe="mxfp8")), passes=2)
 
 
