@@ -165,11 +165,9 @@ def describe_attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: Any = None,
-    enable_gqa: bool = False,
+    **_: Any,
 ) -> tuple[Attention, float, bool, bool]:
     """Shape of ``scaled_dot_product_attention``, bytes, whether it drops out and has a gradient."""
-    del scale, enable_gqa
     sequences, heads = _lead(query)
     shape = Attention(
         tokens=query.shape[-2],

@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any
 
 from perfmodel.memo import grouped
-from perfmodel.torch_modules.operators import Operator
+from perfmodel.torch_modules.operators import OPERATOR_NAMES, Operator
 from perfmodel.torch_modules.step_recorder import StepTrace
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import block_of
-
-TABLE_OPERATORS = frozenset({"aten.embedding", "aten._embedding_bag", "aten.embedding_bag"})
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ def _cut(operators: Sequence[Operator]) -> Iterator[LayerGroup]:
 
 
 def _is_table(operator: Operator) -> bool:
-    return operator.name in TABLE_OPERATORS and bool(operator.parameters)
+    return operator.name in OPERATOR_NAMES["tables"] and bool(operator.parameters)
 
 
 def _norm_modules(operators: Sequence[Operator]) -> frozenset[str]:

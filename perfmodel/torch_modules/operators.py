@@ -73,19 +73,13 @@ class Operator:
     writes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
-OPERATOR_NAMES: Mapping[str, Sequence[str]] = json.loads(
-    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
-)
+OPERATOR_NAMES: Mapping[str, frozenset[str]] = {
+    kind: frozenset(names)
+    for kind, names in json.loads(
+        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    ).items()
+}
 """Names of torch's operators and functions by what they do; the file says what that is."""
-FREE, GATHERS, WRITERS, UNCOUNTED, MAP_NORMS = (
-    frozenset(OPERATOR_NAMES[kind])
-    for kind in ("free", "gathers", "writers", "uncounted", "map_norms")
-)
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
-CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
-COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
-ROW_NORMS = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"})
-LOSSES = frozenset({"_log_softmax"})
 
 
 def base_name(func: Any) -> str:
@@ -192,14 +186,14 @@ def gradient_flops(name: str, args: Sequence[Any], forward: Operator) -> float:
     """Operations of an operator that runs in backward."""
     if name == "convolution_backward":
         return forward.flops * (bool(args[-1][0]) + bool(args[-1][1]))
-    product = product_of(name, args) if name in PRODUCTS else None
+    product = product_of(name, args) if name in OPERATOR_NAMES["products"] else None
     return product.flops if product else 0.0
 
 
 def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
     """Bytes that an operator reads and writes."""
     written = sum(each.element_size() * held_elements(each) for each in tensors_in(out))
-    if name in GATHERS:
+    if name in OPERATOR_NAMES["gathers"]:
         indices = [each for each in tensors_in(args) if not each.is_floating_point()]
         return float(2 * written + sum(each.element_size() * each.numel() for each in indices))
     read = {
@@ -207,7 +201,7 @@ def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
         * held_elements(each)
         for each in [*tensors_in(args), *tensors_in(kwargs)]
     }
-    if name in WRITERS:
+    if name in OPERATOR_NAMES["writers"]:
         own = tensors_in(args)[1:] if name == "copy_" else []
         return float(written + sum(each.element_size() * held_elements(each) for each in own))
     return float(written + sum(read.values()))
@@ -215,13 +209,14 @@ def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
 
 def kind_of(name: str) -> OperatorKind:
     """Which kernels an operator runs."""
-    kinds: tuple[tuple[frozenset[str], OperatorKind], ...] = (
-        (PRODUCTS | CONVOLUTIONS, "matrix"),
-        (MAP_NORMS, "map_norm"),
-        (ROW_NORMS, "norm"),
-        (LOSSES, "loss"),
-    )
-    return next((kind for names, kind in kinds if name in names), "other")
+    kinds: Mapping[str, OperatorKind] = {
+        "products": "matrix",
+        "convolutions": "matrix",
+        "map_norms": "map_norm",
+        "row_norms": "norm",
+        "losses": "loss",
+    }
+    return next((kind for each, kind in kinds.items() if name in OPERATOR_NAMES[each]), "other")
 
 
 READ_AGAIN: Mapping[str, str] = {"map_norm": "batch_norm", "norm": "norm", "loss": "loss"}
@@ -253,16 +248,16 @@ def make_operator(
         out_elements=sum(map(held_elements, results)),
         parameters=tuple(weights),
         weight_elements=sum(tensor.numel() for tensor in weights.values() if tensor.dim() > 1)
-        if kind == "matrix" or name in GATHERS
+        if kind == "matrix" or name in OPERATOR_NAMES["gathers"]
         else 0,
         is_floating=any(tensor.is_floating_point() for tensor in results),
         needs_gradient=any(tensor.requires_grad for tensor in inputs),
         reads=tuple(map(_storage, read)),
         writes=tuple(map(_storage, results)),
     )
-    if name in PRODUCTS and (product := product_of(name, args)) is not None:
+    if name in OPERATOR_NAMES["products"] and (product := product_of(name, args)) is not None:
         operator.shape = replace(product, of_activations=product.of_activations and not weights)
-    elif name in CONVOLUTIONS:
+    elif name in OPERATOR_NAMES["convolutions"]:
         operator.shape = convolution_of(args, results[0])
     elif kind in READ_AGAIN:
         first = read[0] if read else results[0]

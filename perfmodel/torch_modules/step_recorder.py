@@ -13,14 +13,11 @@ from typing import Any
 
 from perfmodel.torch_modules.device_kernels import describe_attention
 from perfmodel.torch_modules.operators import (
-    CONVOLUTIONS,
-    COUNTED_NAMESPACES,
-    FREE,
-    PRODUCTS,
-    UNCOUNTED,
+    OPERATOR_NAMES,
     Operator,
     base_name,
     gradient_flops,
+    kind_of,
     make_attention,
     make_operator,
     tensors_in,
@@ -174,7 +171,11 @@ class StepRecorder:
 
     def before(self, func: Any) -> None:
         """Note when an operator begins."""
-        if self.clock is None or func.namespace == "prim" or base_name(func) in FREE:
+        if (
+            self.clock is None
+            or func.namespace == "prim"
+            or base_name(func) in OPERATOR_NAMES["free"]
+        ):
             return
         if not self.in_backward:
             if self.attention_place is None:
@@ -189,7 +190,7 @@ class StepRecorder:
     def note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note an operator."""
         name = base_name(func)
-        if func.namespace == "prim" or name in FREE:
+        if func.namespace == "prim" or name in OPERATOR_NAMES["free"]:
             return
         if self.in_backward:
             self._note_backward(name, args)
@@ -197,7 +198,8 @@ class StepRecorder:
         if self.attention_place is not None:
             self.places.setdefault(_number(), self.attention_place)
             return
-        if func.namespace not in COUNTED_NAMESPACES or name in UNCOUNTED:
+        known = func.namespace in OPERATOR_NAMES["counted_namespaces"]
+        if not known or name in OPERATOR_NAMES["uncounted"]:
             self.trace.uncounted.add(f"{func.namespace}::{name}")
         self._append(make_operator(name, self.paths[-1], args, kwargs, out, self.owner), _number())
         if self.keeps_all:
@@ -206,7 +208,7 @@ class StepRecorder:
     def _note_backward(self, name: str, args: Any) -> None:
         """Count a product of backward for the operator of forward whose backward runs now."""
         place = self._place_in_backward()
-        is_product = name in PRODUCTS or name in CONVOLUTIONS or name == "convolution_backward"
+        is_product = kind_of(name) == "matrix" or name == "convolution_backward"
         if place is not None and is_product:
             forward = self.trace.operators[place]
             forward.backward_flops += gradient_flops(name, args, forward)
