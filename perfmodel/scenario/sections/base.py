@@ -71,6 +71,12 @@ class Section(FileModel):
         check_rows(*self._rules())
         return self
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields that are not at their defaults."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if value != fields[name].default}
+
 
 def expand_name(key: str) -> BeforeValidator:
     """Take a name alone for a section that has it in the field `key`."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from perfmodel.files import Count, FileModel
+from perfmodel.files import Count
 from perfmodel.scenario.sections.base import (
     OR_COUNT,
     Index,
@@ -26,13 +26,19 @@ TENSOR_FIELDS = frozenset({"sequence_parallel", "overlap", "parallel_loss"})
 """Fields of `parallel` that act with a tensor degree of 2 or more alone."""
 
 
-def _changed_fields(section: FileModel) -> list[str]:
-    """Names of the fields of a section that are not as by default."""
-    return [
-        name
-        for name, field in type(section).model_fields.items()
-        if getattr(section, name) != field.default
-    ]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped_bfs",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "interleaved_zero_bubble",
+    "dualpipe",
+    "dualpipe_v",
+]
+"""Schedules of pipelines with a process for each stage."""
 
 
 class ContextSection(Section):
@@ -52,7 +58,7 @@ class ContextSection(Section):
     def _rules(self) -> Rules:
         return [
             (self.degree == 1, f"{name!r} with 'degree' of 2 or more alone")
-            for name in _changed_fields(self)
+            for name in self.changes
         ]
 
 
@@ -60,19 +66,7 @@ class PipelineSection(Section):
     """Layers over several stages, micro-batch by micro-batch (`strategy.accumulate` of them)."""
 
     stages: Count = 1
-    schedule: Literal[
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "looped_bfs",
-        "zb_h1",
-        "zb_h2",
-        "zb_v",
-        "interleaved_zero_bubble",
-        "dualpipe",
-        "dualpipe_v",
-        "sequential",
-    ] = "1f1b"
+    schedule: Literal[Schedule, "sequential"] = "1f1b"
     chunks: Count | None = Field(
         default=None, description="parts of the model on each stage (virtual stages)"
     )
@@ -103,7 +97,7 @@ class PipelineSection(Section):
         return (
             *(
                 (self.stages == 1, f"{name!r} with 'stages' of 2 or more alone")
-                for name in _changed_fields(self)
+                for name in self.changes
             ),
             (
                 self.one_process and self.overlap_p2p is not None,
@@ -180,12 +174,12 @@ class ParallelSection(Section):
     @property
     def idle_fields(self) -> list[str]:
         """Names of what is stated of tensor parallelism where there is none."""
-        return [] if self.tensor > 1 else sorted(TENSOR_FIELDS.intersection(_changed_fields(self)))
+        return [] if self.tensor > 1 else sorted(TENSOR_FIELDS.intersection(self.changes))
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing is split: each GPU holds the whole model as its strategy has it."""
-        return not set(_changed_fields(self)) - {"order", "library"}
+        return not self.changes.keys() - {"order", "library"}
 
     @property
     def gpus_per_replica(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from perfmodel.files import FileModel, check_rows
+from perfmodel.files import check_rows
 from perfmodel.scenario.sections.base import Rules, Section, Switch, refuse
 
 MOST_VARIANTS = 100_000
@@ -142,7 +142,7 @@ TimeFactor = Annotated[
 """How many times as long: 0 is none at all."""
 
 
-class WhatIf(FileModel):
+class WhatIf(Section):
     """Factors on the machine that the scenario names; 1 changes nothing.
 
     Bandwidths and `compute` are rates: 2 is twice as fast. Latencies and `launch` are times: 0.5 is
@@ -194,12 +194,3 @@ class WhatIf(FileModel):
     jobs: Switch = Field(
         default=True, description="false: other jobs stand still, and keep their nodes"
     )
-
-    @property
-    def changes(self) -> dict[str, float | bool]:
-        """Fields that are not at their defaults."""
-        return {
-            name: getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) != field.default
-        }

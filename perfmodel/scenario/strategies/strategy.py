@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Bytes, Count, Seconds, SizeOrNothing
 from perfmodel.scenario.sections.base import OR_NAME, Index, MicroSteps, StrategyModel, Switch
+from perfmodel.scenario.sections.parallel import Schedule
 from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
 from perfmodel.scenario.strategies.servers import DataParallelStrategy, ParameterServerStrategy
@@ -73,18 +74,6 @@ MOST_LISTED = 32
 """Values of a searched field: parallel layouts multiply."""
 
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
-Schedule = Literal[
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "looped_bfs",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "interleaved_zero_bubble",
-    "dualpipe",
-    "dualpipe_v",
-]
 Sharding = Annotated[
     DdpStrategy | MegatronStrategy | FsdpStrategy | ZeroStrategy, Field(discriminator="kind")
 ]
