@@ -194,11 +194,10 @@ class RecomputedModules(FileModel):
 
 
 def _recompute_tag(value: object) -> str:
-    if isinstance(value, RecomputedModules) or (isinstance(value, Mapping) and "modules" in value):
-        return "modules"
-    if isinstance(value, KeptResults) or (isinstance(value, Mapping) and "keep" in value):
-        return "keep"
-    return "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
+    stated = dict(value) if isinstance(value, FileModel) else value
+    if not isinstance(stated, Mapping):
+        return "word"
+    return next((tag for tag in ("modules", "keep") if tag in stated), "blocks")
 
 
 RecomputeField = Annotated[
