@@ -1,5 +1,6 @@
 """Types of fields that several sections share, and rows of rules between fields."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,6 +77,24 @@ class Section(FileModel):
         """Fields that are not at their defaults."""
         fields = type(self).model_fields
         return {name: value for name, value in self if value != fields[name].default}
+
+
+def kind_alone(usual: str, other_names: Mapping[str, str]) -> BeforeValidator:
+    """Take a kind alone for a section, which has the `usual` one where it states none.
+
+    `other_names`: what is allowed in place of kinds that have another name here, by their letters
+    and digits.
+    """
+
+    def read(value: object) -> object:
+        section = {"kind": value} if isinstance(value, str) else value
+        kind = section.get("kind") if isinstance(section, Mapping) else None
+        folded = re.sub(r"[^a-z0-9]", "", kind.lower()) if isinstance(kind, str) else ""
+        if folded in other_names:
+            raise ValueError(other_names[folded])
+        return {"kind": usual, **section} if isinstance(section, Mapping) else section
+
+    return BeforeValidator(read)
 
 
 def expand_name(key: str) -> BeforeValidator:

@@ -1,10 +1,9 @@
 """DistributedDataParallel and what runs on it: hooks, ZeroRedundancyOptimizer, local SGD."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_serializer
+from pydantic import Field, model_serializer
 
 from perfmodel.files import Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import (
@@ -18,6 +17,7 @@ from perfmodel.scenario.sections.base import (
     StrategyModel,
     Switch,
     is_growing,
+    kind_alone,
 )
 
 
@@ -83,29 +83,17 @@ NO_HOOK = CastHook()
 Hook = CastHook | PowerSgdHook | QuantizationHook
 
 
-_REFUSED_HOOKS: Mapping[object, str] = {
-    "batched_powersgd": "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an "
+_REFUSED_HOOKS = {
+    "batchedpowersgd": "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an "
     "AssertionError in _orthogonalize, which takes batches of matrices only",
-    **dict.fromkeys(
-        ("post_local_sgd", "post_localSGD", "postlocalsgd"),
-        "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook and "
-        "its averaging together",
-    ),
+    "postlocalsgd": "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its "
+    "hook and its averaging together",
 }
 """What is allowed in place of hooks of PyTorch that have no section, by name."""
 
 
-def _name_alone(value: object) -> object:
-    section = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(section, Mapping):
-        return value
-    if section.get("kind") in _REFUSED_HOOKS:
-        raise ValueError(_REFUSED_HOOKS[section["kind"]])
-    return {"kind": "none", **section}
-
-
 HookSection = Annotated[
-    Annotated[Hook, Field(discriminator="kind")], BeforeValidator(_name_alone), OR_NAME
+    Annotated[Hook, Field(discriminator="kind")], kind_alone("none", _REFUSED_HOOKS), OR_NAME
 ]
 """A hook by its `kind`, alone or with fields."""
 

@@ -3,16 +3,21 @@
 Horovod and priority scheduling, which reorder and fuse reductions, are here, others beside.
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Bytes, Count, Seconds, SizeOrNothing
-from perfmodel.scenario.sections.base import OR_NAME, Index, MicroSteps, StrategyModel, Switch
+from perfmodel.scenario.sections.base import (
+    OR_NAME,
+    Index,
+    MicroSteps,
+    StrategyModel,
+    Switch,
+    kind_alone,
+)
 from perfmodel.scenario.sections.parallel import Schedule
 from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
@@ -199,15 +204,6 @@ _OTHER_NAMES = {
 """What people call strategies that have another name here, and how they are written."""
 
 
-def _ddp_unless_named(value: object) -> object:
-    value = {"kind": value} if isinstance(value, str) else value
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    folded = re.sub(r"[^a-z0-9]", "", kind.lower()) if isinstance(kind, str) else ""
-    if folded in _OTHER_NAMES:
-        raise ValueError(_OTHER_NAMES[folded])
-    return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
-
-
 StrategySection = Annotated[
     Annotated[
         DdpStrategy
@@ -224,7 +220,7 @@ StrategySection = Annotated[
         | AutoStrategy,
         Field(discriminator="kind"),
     ],
-    BeforeValidator(_ddp_unless_named),
+    kind_alone("ddp", _OTHER_NAMES),
     OR_NAME,
 ]
 """The strategies by `kind`, which may stand alone; DDP without one. Each class has a row of the
