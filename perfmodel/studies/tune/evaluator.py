@@ -110,7 +110,7 @@ class Evaluator:
         if groups not in self.outcomes:
             step = self.sized.step(options)
             self.outcomes[groups] = Outcome(
-                step.step_time_s, step.exposed_comm_s, read_reductions(step), step.noise_s
+                step.step_time_s, step.parts.exposed_comm_s, read_reductions(step), step.noise_s
             )
             if not self.reasons:
                 self.time_allreduces(groups)

@@ -245,7 +245,7 @@ class _Trials:
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")
             stepped = self.sized.step(options)
-            times_s = stepped.step_time_s, stepped.exposed_comm_s
+            times_s = stepped.step_time_s, stepped.parts.exposed_comm_s
         trial = Trial(self.values(choice), *times_s, memory.total_bytes, memory.fits)
         self.by_options[options] = trial
         return trial
@@ -383,7 +383,7 @@ def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize 
         return Fusion(
             threshold_mb,
             stepped.step_time_s,
-            stepped.exposed_comm_s,
+            stepped.parts.exposed_comm_s,
             sum(isinstance(task.work, Collective) for task in stepped.plan.tasks),
         )
 

@@ -29,4 +29,4 @@ def test_it_is_the_step_of_the_scenario_with_horovod() -> None:
     changes = ["strategy.kind=horovod", "strategy.compression=fp16"]
     same = prepare(load_scenario("bucket-size-slow-ethernet", [*sets, *changes])).step()
     assert tuned.default.step_time_s == same.step_time_s
-    assert tuned.default.exposed_comm_s == same.exposed_comm_s
+    assert tuned.default.exposed_comm_s == same.parts.exposed_comm_s

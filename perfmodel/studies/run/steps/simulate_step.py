@@ -129,11 +129,6 @@ class ReportedRun:
         """Where the mean counted step goes."""
         return mean_parts(self.plan, self.run, self.counted_steps, self.step_time_s)
 
-    @property
-    def exposed_comm_s(self) -> float:
-        """Time of a step in which communication is in flight and no compute runs; seconds."""
-        return self.parts.exposed_comm_s
-
     def simulate_again(
         self,
         disturbances: Sequence[Disturbance],

@@ -68,7 +68,7 @@ def compare(name: str, cases: tuple[tuple[tuple[str, ...], DdpOptions], ...]) ->
         point = run_scenario(load_scenario(name, ["scale=null", *words])).main
         stepped = prepared.step(options)
         assert stepped.step_time_s == point.step_time_s
-        assert stepped.exposed_comm_s == point.exposed_comm_s
+        assert stepped.parts.exposed_comm_s == point.exposed_comm_s
         assert stepped.parts.comm_s == point.comm_s
         assert stepped.parts.compute_s == point.compute_s
         assert prepared.first_step_s(options) == point.first_step_time_s
