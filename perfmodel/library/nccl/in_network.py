@@ -21,6 +21,7 @@ from perfmodel.library.lowering.lowered import (
     merge_edges,
 )
 from perfmodel.library.machine import Machine
+from perfmodel.library.nccl.host_graph import hardware
 from perfmodel.library.nccl.trees import (
     collnet_bytes,
     nvls_bytes,
@@ -178,9 +179,6 @@ def _to_fabric(
     return reroute_edges(topology, machine.router, edges)
 
 
-MOST_HEADS = 32
-"""NCCL_MAX_NVLS_ARITY; NVIDIA/nccl 2.30.7 ``src/include/device.h``."""
-
 REDUCING_FROM = 90
 """Compute capability of the first GPUs whose NVSwitch can reduce; NVIDIA H100 white paper,
 third-generation NVSwitch."""
@@ -207,15 +205,15 @@ def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -
     """Why a group cannot use switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
-    old = capability_of(topology) < REDUCING_FROM
+    old, most_heads = capability_of(topology) < REDUCING_FROM, hardware().most_heads
     alone = size < 2 or _switch_of(machine, rails) is None
     obstacles = (
         (old, f"{topology.gpu.name}, whose NVSwitch does not reduce"),
         ((algorithm == "nvls") != (hosts == 1), f"{rails.hosts.size} ranks on {hosts} hosts"),
         (alone, f"{size} ranks of a host that share no NVSwitch"),
         (
-            op != "all_reduce" and size > MOST_HEADS,
-            f"{size} ranks, of which {MOST_HEADS} have a part",
+            op != "all_reduce" and size > most_heads,
+            f"{size} ranks, of which {most_heads} have a part",
         ),
     )
     return next((text for is_one, text in obstacles if is_one), None)
@@ -238,12 +236,12 @@ def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> tuple[S
 def _heads(rails: Rails) -> tuple[list[int], IntArray]:
     """Positions in a host of those who sum a part, and the NIC of each."""
     if len(rails.hosts) == 1:
-        number = min(rails.hosts.shape[1], MOST_HEADS)
+        number = min(rails.hosts.shape[1], hardware().most_heads)
         return list(range(number)), np.zeros(number, dtype=np.int64)
     nic_of: dict[int, int] = {}
     for chain, nic in zip(rails.chains.tolist(), rails.nics.tolist(), strict=True):
         nic_of.setdefault(chain[0], nic)
-    heads = list(nic_of)[:MOST_HEADS]
+    heads = list(nic_of)[: hardware().most_heads]
     return heads, np.array([nic_of[head] for head in heads])
 
 
