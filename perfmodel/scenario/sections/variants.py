@@ -105,12 +105,10 @@ class SweepSection(Section):
 
 INFINITE_FACTOR = 1e9
 """Factor of the word "infinite": bytes that took a second take a nanosecond, too little to change a
-step time. A true infinity would give 0 times infinity in the shares of links."""
+step time. A true infinity would give 0 times infinity in the shares of links. No factor is
+larger."""
 
-_MOST_FACTOR = 1e9
 _LEAST_FACTOR = 1e-6
-
-
 _FACTOR = "a number without unit: a factor on what there is, such as 2"
 
 
@@ -120,14 +118,14 @@ def _parse_infinite(value: object) -> object:
 
 
 def _schema(least: float, *names: str) -> WithJsonSchema:
-    number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": _MOST_FACTOR}
+    number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": INFINITE_FACTOR}
     choices = [number, *({"const": name} for name in names)]
     return WithJsonSchema({"anyOf": choices} if names else number)
 
 
 SpeedFactor = Annotated[
     float,
-    Field(strict=True, ge=_LEAST_FACTOR, le=_MOST_FACTOR),
+    Field(strict=True, ge=_LEAST_FACTOR, le=INFINITE_FACTOR),
     BeforeValidator(_parse_infinite),
     _schema(_LEAST_FACTOR, "infinite"),
 ]
@@ -135,7 +133,7 @@ SpeedFactor = Annotated[
 
 TimeFactor = Annotated[
     float,
-    Field(strict=True, ge=0, le=_MOST_FACTOR),
+    Field(strict=True, ge=0, le=INFINITE_FACTOR),
     BeforeValidator(refuse(lambda value: isinstance(value, str), _FACTOR)),
     _schema(0.0),
 ]

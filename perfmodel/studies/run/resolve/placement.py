@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError, TopologyError, check_schedule
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
@@ -47,10 +48,7 @@ def choose_hosts(
     return tuple(free[at] for at in sorted(drawn.tolist()))
 
 
-Ranks = range | tuple[int, ...]
-
-
-def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
+def place_plan(plan: StepPlan, ranks: RankGroup) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
     Raises `ScheduleError`: fewer ranks than the plan has.
@@ -63,7 +61,7 @@ def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
         return plan
     rank_of = np.asarray(ranks, dtype=np.int64)
 
-    def place_group(members: Ranks) -> tuple[int, ...]:
+    def place_group(members: RankGroup) -> tuple[int, ...]:
         return tuple(rank_of[np.asarray(members, dtype=np.int64)].tolist())
 
     return replace(
@@ -91,8 +89,8 @@ class RankAllocation:
     `servers`: hosts of the main job's servers, as many as it may have.
     """
 
-    own: Ranks
-    others: tuple[Ranks, ...] = ()
+    own: RankGroup
+    others: tuple[RankGroup, ...] = ()
     servers: tuple[int, ...] = ()
 
 
@@ -120,7 +118,7 @@ def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
     return RankAllocation(own, tuple(others), tuple(free[:apart]) if apart else hosts[0])
 
 
-def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
+def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> RankGroup:
     first, end = hosts[0], hosts[0] + len(hosts)
     if hosts == tuple(range(first, end)):
         return range(first * gpus_per_host, end * gpus_per_host)

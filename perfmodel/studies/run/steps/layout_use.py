@@ -31,6 +31,7 @@ from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.plan.step_plan import (
     DIMENSIONS,
+    PASSES,
     Communicator,
     Compute,
     StepPlan,
@@ -41,7 +42,6 @@ from perfmodel.training.plan.step_plan import (
 MOST_NEIGHBOURS = 64
 """Neighbours of a group whose paths are looked up, at most; further ones are alike."""
 
-PASSES = ("forward", "backward")
 PARTS_OF_PASSES = (*PASSES, "weights")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import InputError, SimulationError, TopologyError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
@@ -28,7 +29,6 @@ from perfmodel.studies.run.resolve.machine import (
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
-    Ranks,
     allocate_ranks,
     count_hosts,
     place_loops,
@@ -268,7 +268,7 @@ class SizedJob:
         )
 
     @property
-    def _replicas(self) -> Ranks:
+    def _replicas(self) -> RankGroup:
         """Ranks that average the gradients of one share of the model."""
         own, layout = self.allocation.own, self.job.parallel_layout
         if layout.is_plain:

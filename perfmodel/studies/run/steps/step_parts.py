@@ -11,7 +11,7 @@ from perfmodel.memo import T, grouped
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
-from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_stages
+from perfmodel.training.plan.step_plan import PASSES, Collective, StepPlan, Task, has_stages
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 
@@ -90,7 +90,7 @@ def intervals_of(spans: Iterable[Span]) -> list[Interval]:
 
 def window_of_passes(spans: Iterable[Span]) -> Interval:
     """Return when the first pass of all stages begins, and when the last one ends."""
-    passes = [span for span in spans if span.kind in ("forward", "backward")]
+    passes = [span for span in spans if span.kind in PASSES]
     return min(span.start_s for span in passes), max(span.end_s for span in passes)
 
 
