@@ -159,11 +159,6 @@ class StepRecorder:
         finally:
             self.attention_place = None
 
-    def begin_backward(self) -> None:
-        """Tell that forward and the loss are through."""
-        self.mark(self.trace.forward_marks, -1)
-        self.in_backward = True
-
     def mark(self, marks: list[tuple[int, Any]], place: int) -> None:
         """Note the time, if it is asked for."""
         if self.clock is not None:

@@ -127,7 +127,8 @@ def _record(
         ):
             value = loss(module, batch)
         _require_scalar(value)
-        recorder.begin_backward()
+        recorder.mark(trace.forward_marks, -1)
+        recorder.in_backward = True
         value.backward()
         recorder.mark(trace.backward_marks, -1)
 
