@@ -78,11 +78,6 @@ class Scenario(FileModel):
         asked, changes = self._origin.question, self._origin.changes
         return f"{asked} Changed: {format_fields(changes)}." if asked and changes else asked
 
-    @property
-    def accumulate(self) -> int:
-        """Micro-steps per training step."""
-        return self.strategy.accumulate
-
     def data_ranks(self, gpus: int) -> int:
         """Count data-parallel ranks, each with micro-batches of its own, among some GPUs.
 
@@ -230,9 +225,9 @@ def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
     if training.batch_per_gpu is not None:
         return training.batch_per_gpu
     ranks = scenario.data_ranks(gpus)
-    total, micro_batches = training.global_batch or 0, ranks * scenario.accumulate
+    total, micro_batches = training.global_batch or 0, ranks * scenario.strategy.accumulate
     unit = "GPUs" if scenario.parallel.gpus_per_replica == 1 else "data-parallel ranks"
-    allowed = divisible_by((ranks,), scenario.accumulate, unit)
+    allowed = divisible_by((ranks,), scenario.strategy.accumulate, unit)
     scenario.refuse_if(total % micro_batches, "training.global_batch", str(total), allowed)
     return total // micro_batches
 

@@ -161,7 +161,7 @@ def _batches(scenario: Scenario, result: Result) -> Iterator[Counted]:
     own, field, name = training.batch_per_gpu, "batch_per_gpu", "Batch per GPU"
     if own is None:
         own, field, name = training.global_batch or 1, "global_batch", "Global batch"
-    elif not scenario.parallel.is_plain or scenario.accumulate > 1:
+    elif not scenario.parallel.is_plain or scenario.strategy.accumulate > 1:
         name = "Samples of a micro-batch"
     yield "batch", name, own, "{:,}".format, lambda count: {f"training.{field}": count}
 
@@ -232,7 +232,7 @@ def _divides(scenario: Scenario, gpus: int) -> bool:
     """Whether degrees divide so many GPUs, and the data-parallel ranks a global batch."""
     ranks, rest = divmod(gpus, scenario.parallel.gpus_per_replica)
     total = scenario.training.global_batch
-    return not rest and (total is None or total % (ranks * scenario.accumulate) == 0)
+    return not rest and (total is None or total % (ranks * scenario.strategy.accumulate) == 0)
 
 
 def gpu_axis(scenario: Scenario, result: Result) -> Axis:

@@ -198,7 +198,7 @@ def _strategies(scenario: Scenario) -> Iterator[Proposed]:
 
 def _batches(scenario: Scenario) -> Iterator[tuple[bool, Proposed]]:
     """List larger micro-batches of the same batch, larger batches, and more micro-steps."""
-    training, count = scenario.training, scenario.accumulate
+    training, count = scenario.training, scenario.strategy.accumulate
     per_gpu, total = training.batch_per_gpu, training.global_batch or 0
     can_accumulate = "accumulate" in type(scenario.strategy).model_fields
 

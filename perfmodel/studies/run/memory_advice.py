@@ -214,7 +214,7 @@ def _smaller_batch(sized: SizedJob) -> list[Change]:
     scenario, changes = sized.job.scenario, list[Change]()
     batches = (each for each in range(sized.batch - 1, 0, -1) if sized.batch % each == 0)
     for batch in batches if "accumulate" in type(scenario.strategy).model_fields else ():
-        steps = scenario.accumulate * sized.batch // batch
+        steps = scenario.strategy.accumulate * sized.batch // batch
         fields = (
             {"training.batch_per_gpu": batch} if scenario.training.batch_per_gpu is not None else {}
         )
