@@ -271,7 +271,7 @@ def list_uniform_partitions(
         groups = (
             _assign_contiguous(gradients, cap)
             if gradients.single_dtype
-            else assign_buckets(workload, with_cap(options, cap))
+            else assign_buckets(workload, with_caps(options, for_all=float(cap)))
         )
         windows = [gradients.window(group) for group in groups]
         ends = [each.above_bytes if each.most_bytes >= cap else each.most_bytes for each in windows]
@@ -287,17 +287,12 @@ def list_uniform_partitions(
         cap = int(window.most_bytes) + 1
 
 
-def with_cap(options: DdpOptions, cap: float) -> DdpOptions:
-    """Return the options with one cap for all buckets; bytes."""
+def with_caps(
+    options: DdpOptions, caps: tuple[float, ...] | None = None, *, for_all: float | None = None
+) -> DdpOptions:
+    """Return the options with a cap per bucket, or one for all; bytes. Neither: PyTorch's own."""
     return options.model_copy(
-        update={"bucket_cap": float(cap), "first_bucket": None, "bucket_caps": None}
-    )
-
-
-def with_caps(options: DdpOptions, caps: tuple[float, ...] | None) -> DdpOptions:
-    """Return the options with a cap per bucket; bytes. None: PyTorch's default caps."""
-    return options.model_copy(
-        update={"bucket_cap": None, "first_bucket": None, "bucket_caps": caps}
+        update={"bucket_cap": for_all, "first_bucket": None, "bucket_caps": caps}
     )
 
 

@@ -24,7 +24,6 @@ from perfmodel.studies.tune.caps import (
     integer_cap_mb,
     number,
     order_gradients,
-    with_cap,
     with_caps,
 )
 from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE
@@ -90,7 +89,7 @@ class Evaluator:
 
     def uniform_options(self, cap_mb: float) -> DdpOptions:
         """Return the options with one cap for all buckets; MiB."""
-        return with_cap(self.options, as_bytes((cap_mb,))[0])
+        return with_caps(self.options, for_all=as_bytes((cap_mb,))[0])
 
     def list_options(self, caps_mb: tuple[float, ...]) -> DdpOptions:
         """Return the options with a cap per bucket; MiB."""
@@ -98,7 +97,7 @@ class Evaluator:
 
     def default_options(self) -> DdpOptions:
         """Return the options with PyTorch's default caps."""
-        return with_caps(self.options, None)
+        return with_caps(self.options)
 
     def list_step_s(self, caps_mb: Caps) -> float:
         """Step time of a list of caps by the simulation; seconds."""
@@ -161,7 +160,7 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
         for each in sized.disturbances
         if not (each.varies or each.gpu is not None or each.traffic or each.background_job)
     ]
-    finest = sized.with_options(with_cap(options, 1.0)).plan_for(None)
+    finest = sized.with_options(with_caps(options, for_all=1.0)).plan_for(None)
     stated, sent = job.scenario.compute.overlap_slowdown, options.sent_item_bytes
     slowdown = sized.machine.topology.gpu.overlap_slowdown if stated is None else stated
     surrogate = build_surrogate(finest, gradients, _around_backward_s(sized, constant), slowdown)

@@ -14,7 +14,6 @@ from perfmodel.studies.tune.caps import (
     assign_buckets,
     list_uniform_partitions,
     order_gradients,
-    with_cap,
     with_caps,
 )
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
@@ -77,7 +76,10 @@ def test_neighbouring_windows_touch_and_differ(workload: Workload, rebuilds: boo
 def test_the_short_number_makes_the_buckets(name: str) -> None:
     workload, options = load_workload(name), DdpOptions()
     for one in list_uniform_partitions(workload, order_gradients(workload, options), options)[::17]:
-        assert assign_buckets(workload, with_cap(options, cap_bytes(one.cap_mb))) == one.groups
+        assert (
+            assign_buckets(workload, with_caps(options, for_all=float(cap_bytes(one.cap_mb))))
+            == one.groups
+        )
         assert len(f"{one.cap_mb}") <= 12
 
 
@@ -89,7 +91,7 @@ def test_caps_of_resnet18_are_as_its_authors_saw() -> None:
     found = {cap: one for one in partitions for cap in (25, 46) if one.window.contains(cap)}
     assert [gradients.size(group) for group in found[25].groups] == [30_904_224, 15_853_824]
     assert [gradients.size(group) for group in found[46].groups] == [46_758_048]
-    default = assign_buckets(workload, with_caps(options, None))
+    default = assign_buckets(workload, with_caps(options))
     assert [gradients.size(group) for group in default] == [2_052_000, 28_852_224, 15_853_824]
 
 

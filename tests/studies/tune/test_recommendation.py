@@ -15,7 +15,7 @@ from perfmodel.report.tuning_text import headline, recommended_words, tuned_line
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.steps.sized_job import prepare
-from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
+from perfmodel.studies.tune.caps import as_bytes, with_caps
 from perfmodel.studies.tune.model import MIN_GAIN, STEP_ROUNDING, Choice, TuneResult
 from perfmodel.studies.tune.recommendation import recommend
 from perfmodel.studies.tune.run import tune_scenario
@@ -87,9 +87,9 @@ def test_what_is_pasted_is_not_slower_when_it_is_simulated(
     pasted = [each.text for each in recommended_words(result).values() if "Parallel" in each.text]
     assert pasted
     for code in pasted:
-        caps, options = caps_of(code), with_caps(prepared.job.options, None)
+        caps, options = caps_of(code), with_caps(prepared.job.options)
         if "bucket_cap_mb" in caps:
-            options = with_cap(options, as_bytes((caps["bucket_cap_mb"],))[0])
+            options = with_caps(options, for_all=as_bytes((caps["bucket_cap_mb"],))[0])
         elif caps:
             options = with_caps(options, as_bytes(tuple(caps["bucket_cap_mb_list"])))
         step_s = prepared.step(options).step_time_s

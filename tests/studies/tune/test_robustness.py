@@ -9,7 +9,7 @@ import pytest
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.sized_job import prepare
-from perfmodel.studies.tune.caps import as_bytes, with_cap
+from perfmodel.studies.tune.caps import as_bytes, with_caps
 from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.studies.tune.model import MIN_GAIN, CurvePoint
 from perfmodel.studies.tune.recommendation import (
@@ -33,7 +33,9 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
     assert all(len(point.regrets) == 3 for point in found.curve)
     for at, there in enumerate(map(smooth_residual, prepared.ensemble.alternatives), 1):
         steps = [
-            prepared.step(with_cap(options, as_bytes((p.bucket_cap_mb,))[0]), there).step_time_s
+            prepared.step(
+                with_caps(options, for_all=as_bytes((p.bucket_cap_mb,))[0]), there
+            ).step_time_s
             for p in chosen
         ]
         ratio = [
@@ -116,7 +118,7 @@ def test_the_default_is_rated_as_it_is_simulated() -> None:
     here = found.default.step_time_s / found.least_uniform_s - 1.0
     assert found.default_regrets[0] == pytest.approx(here, abs=1e-4)
     point = found.at(found.best_uniform.bucket_cap_mb or 0.0)
-    options = with_cap(prepared.job.options, as_bytes((point.bucket_cap_mb,))[0])
+    options = with_caps(prepared.job.options, for_all=as_bytes((point.bucket_cap_mb,))[0])
     for at, there in enumerate(map(smooth_residual, prepared.ensemble.alternatives), 1):
         usual_s = prepared.step(machine=there).step_time_s
         ratio = usual_s / prepared.step(options, there).step_time_s

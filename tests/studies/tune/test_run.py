@@ -21,7 +21,6 @@ from perfmodel.studies.tune.caps import (
     find_windows,
     list_uniform_partitions,
     order_gradients,
-    with_cap,
     with_caps,
 )
 from perfmodel.studies.tune.evaluator import FEWER_TOLERANCE, make_evaluator
@@ -57,7 +56,7 @@ def steps_of_all_caps(scenario: Scenario) -> list[float]:
     prepared = prepare(scenario)
     workload, options = prepared.job.workload, prepared.job.options
     partitions = list_uniform_partitions(workload, order_gradients(workload, options), options)
-    settings = [with_cap(options, as_bytes((one.cap_mb,))[0]) for one in partitions]
+    settings = [with_caps(options, for_all=as_bytes((one.cap_mb,))[0]) for one in partitions]
     return [prepared.step(each).step_time_s for each in (options, *settings)]
 
 
@@ -195,7 +194,7 @@ def test_no_cap_is_better_on_a_real_model(overrides: tuple[str, ...]) -> None:
     curve = {point.bucket_cap_mb: point for point in found.curve}
     prepared = prepare(scenario)
     for cap in list(curve)[::23]:
-        stepped = prepared.step(with_cap(prepared.job.options, as_bytes((cap,))[0]))
+        stepped = prepared.step(with_caps(prepared.job.options, for_all=as_bytes((cap,))[0]))
         assert curve[cap].step_time_s == pytest.approx(stepped.step_time_s, rel=5e-3)
         assert curve[cap].exposed_comm_s == pytest.approx(stepped.parts.exposed_comm_s, rel=2e-2)
 
