@@ -24,6 +24,7 @@ from perfmodel.studies.comparison import (
 )
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result import Interval, SizeResult
+from perfmodel.studies.run.steps.reliefs import COMMUNICATION, LATENCY
 from perfmodel.studies.run.steps.uncertainty import step_ratio_interval, with_chance
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.studies.sweep.run import Progress
@@ -180,11 +181,6 @@ def ratio_interval_of(a: SizeResult, b: SizeResult) -> Interval | None:
 
 # ---------------------------------------------------------------- attribution
 
-NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
-"""A message takes only the time of its bytes."""
-
-NO_COMMUNICATION: Mapping[str, Any] = {"communication": False}
-
 LEAST_DIFFERENCE = 1e-6
 """Share of a step below which the difference of two steps is rounding and has no parts."""
 
@@ -197,7 +193,7 @@ def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
     )
     several = any(point.gpus > 1 for point in points)
     rows: tuple[tuple[bool, str, Mapping[str, Any]], ...] = (
-        (several, "no communication at all", NO_COMMUNICATION),
+        (several, COMMUNICATION.text, COMMUNICATION.what_if),
         (True, "compute twice as fast", {"compute": 2.0}),
         ("jitter" in kinds, "no jitter", {"jitter": False}),
         (any(kind != "jitter" for kind in kinds), "no events", {"events": False}),
@@ -222,11 +218,12 @@ def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any
             "infinitely fast links everywhere": every,
         }
     for relief in (point.relief for point in points if point.relief is not None):
-        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, NO_COMMUNICATION):
+        listed = (*links.values(), LATENCY.what_if, COMMUNICATION.what_if)
+        if relief.what_if and relief.what_if not in listed:
             links[relief.what] = dict(relief.what_if)
     return links | {
-        "no latency": NO_LATENCY,
-        "infinitely fast links and no latency": {**every, **NO_LATENCY},
+        LATENCY.text: LATENCY.what_if,
+        f"infinitely fast links and {LATENCY.text}": {**every, **LATENCY.what_if},
     }
 
 
