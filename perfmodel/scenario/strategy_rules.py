@@ -160,13 +160,21 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step",
         ),
         (
-            parallel.expert > 1 and strategy.kind not in ("fsdp", "megatron"),
+            parallel.expert > 1
+            and parallel.tables is None
+            and strategy.kind not in ("fsdp", "megatron"),
             "parallel.expert",
             parallel.expert,
             (
                 "1, or strategy.kind: megatron or fsdp, which reduce experts among those that hold "
                 "them"
             ),
+        ),
+        (
+            parallel.tables is not None and strategy.kind != "ddp",
+            "parallel.tables",
+            repr(parallel.tables),
+            f"nothing with {_kind(parts)}: TorchRec has DDP around what it does not share out",
         ),
         (
             parallel.pipeline.one_process and strategy.kind != "ddp",

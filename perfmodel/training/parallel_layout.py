@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from perfmodel.errors import refuse_if
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import check_replica, spread_replica
 from perfmodel.training.memory_use import MemoryRule, MemoryUse, Setup, counted
@@ -165,6 +166,9 @@ def mix_step(
         check_replica(replica, model, request)
         whole = plan_part(request, micro_batches)
         return expand_ranks(spread_replica(whole, request, replica, model, transfer_bytes), grid)
+    idle = "; ".join(part.workload.name for part in model if not part.workload.ready_order)
+    allowed = "parts of a model with trained tensors in each"
+    refuse_if(idle, "parallel.pipeline", f"nothing to train in {idle}", allowed)
     copies = 2 if schedule.layout == "bidirectional" else 1
 
     def plan_model_part(part: ModelPart) -> StepPlan:

@@ -17,6 +17,9 @@ Overlap = Literal["none", "gradients", "asynchronous"]
 Library = Literal["megatron", "torch"]
 
 
+TableSharding = Literal["table", "row", "column"]
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Degrees of tensor, context and expert parallelism, and how a library carries them out.
@@ -39,7 +42,9 @@ class Shard:
         have the same work; otherwise the rank with the last tokens, which all wait for, is taken.
         Heads (ulysses) are always balanced.
     expert : int
-        Ranks that share the experts of a layer.
+        Ranks that share the experts of a layer, or the embedding tables of a model of rows.
+    tables : {"table", "row", "column"}, optional
+        What of these tables a rank has: whole ones, or rows or columns of each.
     library : {"megatron", "torch"}
         "megatron": query, key and value are one map, as are the two of a gated feed-forward part;
         the gathered input of a map is gathered again in backward instead of kept; fewer heads of
@@ -64,6 +69,7 @@ class Shard:
     context_kind: ContextKind = "ring"
     context_balanced: bool = True
     expert: int = 1
+    tables: TableSharding | None = None
     library: Library = "megatron"
     overlap: Overlap | None = None
     parallel_loss: bool = True

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.scenario import ClusterSize, Scenario, load_scenario
 from perfmodel.scenario.sections.model import AdaptersSection
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
@@ -182,3 +183,19 @@ def test_results_beside_maps_cut_by_rows_are_exchanged_whole(by_tokens, expected
     ]
     assert len(calls_of(adapted, "self_attn.qkv_proj.lora_A")) == 1
     assert not calls_of(adapted, "self_attn.qkv_proj.lora_B")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "megatron", "fsdp", "{kind: zero, stage: 3}"])
+def test_a_stage_without_adapters_is_refused(kind: str) -> None:
+    """Embedding and head have none, and stand alone where they count as blocks."""
+    changes = [
+        "training.batch_per_gpu=1",
+        f"strategy={kind}",
+        "model={name: llama3.2-1b, adapters: {}}",
+        "parallel={pipeline: {stages: 6, embedding_as_block: true, loss_as_block: true}}",
+        "parallel.pipeline.blocks_per_part=[0, 4, 4, 4, 4, 0]",
+        "cluster={node: dgx-h100, nodes: 3, fabric: rail-optimised}",
+        "scale.gpus=[24]",
+    ]
+    with pytest.raises(InputError, match=r"parallel\.pipeline\S*: found nothing to train in .*part 1"):
+        pm.run(load_scenario("llama2-7b-fsdp-h100", changes))

@@ -122,7 +122,15 @@ class ParallelSection(Section):
         default=False, description="norms and additions on a share of the tokens of a tensor group"
     )
     context: Annotated[ContextSection, expand_number("degree"), OR_COUNT] = ContextSection()
-    expert: Count = Field(default=1, description="GPUs that share the experts of each layer")
+    expert: Count = Field(
+        default=1,
+        description="GPUs that share the experts of each layer, or the embedding tables of DLRM",
+    )
+    tables: Literal["table", "row", "column"] | None = Field(
+        default=None,
+        description="what each of them has of these tables, as TorchRec shares them out: whole "
+        "ones, or rows or columns of each (strategy.kind: ddp)",
+    )
     pipeline: Annotated[PipelineSection, expand_number("stages"), OR_COUNT] = PipelineSection()
     order: Annotated[
         str,
@@ -155,6 +163,10 @@ class ParallelSection(Section):
     def _rules(self) -> Rules:
         one_process = self.pipeline.one_process
         return (
+            (
+                self.tables is not None and self.expert == 1,
+                "'tables' with 'expert' of 2 or more alone",
+            ),
             (
                 one_process and self.tensor * self.context.degree * self.expert > 1,
                 (

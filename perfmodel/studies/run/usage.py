@@ -235,6 +235,7 @@ class LayoutUse:
         runs no pass and no collective of its layers, mean of stages, as simulated.
     `bubble_in_theory`: the same of stages of equal work and messages that take no time.
     `stages`: of the pipeline; none without.
+    `shared`: what the `expert` GPUs share: experts, or tables.
     """
 
     tensor: int
@@ -249,6 +250,7 @@ class LayoutUse:
     bubble_in_theory: float | None
     dimensions: tuple[DimensionUse, ...]
     stages: tuple[StageUse, ...] = ()
+    shared: str = "experts"
 
 
 # ---------------------------------------------------------------- hot spots and servers

@@ -104,11 +104,21 @@ def build(
             for own, value in sizes.items()
         ),
     )
+    shares_tables = model.kind == "row" and shard.tables is not None
     if model.kind != "sequence":
-        faults += shard_faults(shard) or whole_faults(shard, name, f"{kind} is not split")
+        split = replace(shard, expert=1) if shares_tables else shard
+        faults += shard_faults(shard) or whole_faults(split, name, f"{kind} is not split")
+    faults += failed(
+        (
+            shard.tables is not None and not shares_tables,
+            "tables",
+            repr(shard.tables),
+            f"nothing: {name} is {kind}, and has no tables of categories",
+        )
+    )
     raise_faults(faults)
     arguments: dict[str, Any] = {field: sizes[field] or model.default} if field else {}
-    if model.kind == "sequence":
+    if model.kind != "image":
         arguments["shard"] = shard
     if model.has_experts:
         arguments["settings"] = experts

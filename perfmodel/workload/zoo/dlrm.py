@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.layer_calls import Calls, LayerCall
 from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear
+from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear, with_work
 from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
-NOTE = (
+WHOLE_TABLES = (
     "Its tables are taken to be data parallel with dense gradients, as DistributedDataParallel "
-    "reduces them unless they are sparse; large trainings split the tables among GPUs."
+    "reduces them unless they are sparse; large trainings share them out (parallel.tables)."
+)
+SHARED_TABLES = (
+    "Its tables are shared out as TorchRec does it: the kernel of their backward updates rows by "
+    "SGD, which leaves no gradient of a table and no states, and indices and vectors travel "
+    "exposed, as without its pipeline of batches."
 )
 
 
 def dlrm(
-    name: str, *, dtype: str, rows: Sequence[int], bottom: Sequence[int], top: Sequence[int]
+    name: str,
+    *,
+    dtype: str,
+    rows: Sequence[int],
+    bottom: Sequence[int],
+    top: Sequence[int],
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Recommendation model of Naumov et al. 2019 (arXiv 1906.00091).
 
@@ -32,18 +45,7 @@ def dlrm(
     products = vectors * (vectors - 1) // 2
     numbers = _perceptron("bot_l", bottom)
     scores = _perceptron("top_l", (width + products, *top))
-    # an index, where its bag of one begins, the bag of each index and the size of each bag are kept
-    tables = [
-        embedding(
-            f"emb_l.{place}",
-            ((f"emb_l.{place}.weight", (count, width)),),
-            (f"emb_l.{place}.weight",),
-            vector_elements=float(passes_of("activation") * width),
-            saved_bytes=4.0 * INDEX_BYTES,
-            kernels=1,
-        )
-        for place, count in enumerate(rows)
-    ]
+    tables = _tables(rows, width) if shard.expert == 1 else _shared_tables(rows, width, shard)
     return assemble(
         name,
         [*numbers, *tables, _interaction(vectors, width, products), *scores],
@@ -53,8 +55,120 @@ def dlrm(
         input_elements=float(bottom[0] + len(rows)),
         output_elements=1.0,
         registered=[each for part in (*tables, *numbers, *scores) for each in part.parameters],
-        notes=(NOTE,),
+        notes=(WHOLE_TABLES if shard.expert == 1 else SHARED_TABLES,),
+        shard=shard,
     )
+
+
+def _tables(rows: Sequence[int], width: int) -> list[Module]:
+    """A row of each; its backward writes a gradient of all of it."""
+    return [
+        _table(place, (count, width), ready=(f"emb_l.{place}.weight",))
+        for place, count in enumerate(rows)
+    ]
+
+
+def _shared_tables(rows: Sequence[int], width: int, shard: Shard) -> list[Module]:
+    """Parts of tables that the fullest rank has; all indices and vectors travel together."""
+    parts, ranks = _parts_of_tables(rows, width, shard), shard.expert
+    asked = {
+        "table": -(-len(rows) // ranks) * ranks / len(parts),  # of who has most to look up
+        "row": (1 + ranks) / 2,  # reads its own rows, and writes a sum for each bag of all ranks
+        "column": float(ranks),
+    }
+    there, home = _travel(len(rows), width, shard)
+    last = len(parts) - 1
+    return [
+        _table(
+            place,
+            shape,
+            vectors=asked[shard.tables or "row"],
+            calls=there * (at == 0) + home * (at == last),
+        )
+        for at, (place, shape) in enumerate(parts.items())
+    ]
+
+
+def _parts_of_tables(rows: Sequence[int], width: int, shard: Shard) -> dict[int, tuple[int, int]]:
+    """Rows and columns of each table that the fullest rank has.
+
+    Whole tables are dealt out by size, to and fro, so that all have as many.
+    """
+    ranks = shard.expert
+    if shard.tables == "column":
+        return {place: (number, -(-width // ranks)) for place, number in enumerate(rows)}
+    if shard.tables == "row":
+        return {place: (-(-number // ranks), width) for place, number in enumerate(rows)}
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    largest_first = sorted(range(len(rows)), key=lambda place: -rows[place])
+    for own, place in zip(cycle((*dealt, *reversed(dealt))), largest_first, strict=False):
+        own.append(place)
+    fullest = max(dealt, key=lambda own: sum(rows[place] for place in own))
+    return {place: (rows[place], width) for place in fullest}
+
+
+def _travel(tables: int, width: int, shard: Shard) -> tuple[Calls, Calls]:
+    """Calls before the first table and after the last one, there and home.
+
+    As TorchRec's ``dist_data.py``: the sizes of what follows (so few that one a sample stands for
+    them), lengths of bags, indices; then vectors, and their gradients in backward. Those with rows
+    of all tables get lengths of all bags and sum up what all ask for; those with columns get all
+    indices, too.
+    """
+    ranks, by_rows = shard.expert, shard.tables == "row"
+    lengths = tables * (1 if shard.tables == "table" else ranks)
+    indices = tables * (ranks if shard.tables == "column" else 1)
+    vectors = float(tables * width * (ranks if by_rows else 1))
+    there = tuple(
+        LayerCall("expert", "all_to_all", float(each), ranks, "forward", "before", dtype="int64")
+        for each in (1, lengths, indices)
+    )
+    return there, (
+        LayerCall(
+            "expert",
+            "reduce_scatter" if by_rows else "all_to_all",
+            vectors,
+            ranks,
+            "forward",
+            "after",
+            dtype="fp32",
+        ),
+        LayerCall(
+            "expert",
+            "all_gather" if by_rows else "all_to_all",
+            vectors,
+            ranks,
+            "backward",
+            "before",
+            dtype="fp32",
+        ),
+    )
+
+
+def _table(
+    place: int,
+    shape: tuple[int, int],
+    *,
+    vectors: float = 1.0,
+    ready: tuple[str, ...] = (),
+    calls: tuple[LayerCall, ...] = (),
+) -> Module:
+    """Gather rows of a table.
+
+    An index, where its bag of one begins, the bag of each index and the size of each bag are kept.
+
+    `vectors`: gathered for each sample of a rank.
+    """
+    part = embedding(
+        f"emb_l.{place}",
+        ((f"emb_l.{place}.weight", shape),),
+        ready,
+        vector_elements=passes_of("activation") * shape[1] * vectors,
+        saved_bytes=4.0 * INDEX_BYTES * vectors,
+        kernels=1,
+        calls=calls,
+    )
+    return part if ready else with_work(part, weight_elements=0.0)
 
 
 def _perceptron(prefix: str, widths: Sequence[int]) -> list[Module]:

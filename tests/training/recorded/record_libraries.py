@@ -21,6 +21,7 @@ LIBRARIES = {
     "megatron": ("megatron-core", "step 2"),
     "megatron_tensor": ("megatron-core", "step 2"),
     "torchao": ("torchao", "step 1"),
+    "torchrec": ("torchrec", "step 1"),
     "onebit": ("deepspeed 0.14.5", "last round"),
 }
 """Package of each (its version where only sources are needed), and the first step that goes as all

@@ -72,6 +72,7 @@ def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) ->
         else None,
         dimensions=_dimension_uses(sized, reported),
         stages=_stage_uses(sized, reported.plan, spans) if has_pipeline else (),
+        shared="experts" if parallel_layout.shard.tables is None else "tables",
     )
 
 
