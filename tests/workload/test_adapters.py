@@ -197,5 +197,7 @@ def test_a_stage_without_adapters_is_refused(kind: str) -> None:
         "cluster={node: dgx-h100, nodes: 3, fabric: rail-optimised}",
         "scale.gpus=[24]",
     ]
-    with pytest.raises(InputError, match=r"parallel\.pipeline\S*: found nothing to train in .*part 1"):
+    with pytest.raises(
+        InputError, match=r"parallel\.pipeline\S*: found nothing to train in .*part 1"
+    ):
         pm.run(load_scenario("llama2-7b-fsdp-h100", changes))

@@ -62,7 +62,9 @@ def degrees(use: LayoutUse) -> str:
     sizes = attributes(use, "tensor context pipeline")
     split = (f"{name} {size}" for name, size in sizes.items() if size > 1)
     text = _TIMES.join([*split, f"data {use.data}"])
-    return text if use.expert == 1 else f"{text}, {use.shared} over {use.expert} of data and context"
+    return (
+        text if use.expert == 1 else f"{text}, {use.shared} over {use.expert} of data and context"
+    )
 
 
 def bubble(use: LayoutUse) -> str:

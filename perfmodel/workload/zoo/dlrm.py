@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import cycle, pairwise
 
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.layer_calls import Calls, LayerCall
@@ -95,7 +96,10 @@ def _parts_of_tables(rows: Sequence[int], width: int, shard: Shard) -> dict[int,
     Whole tables are dealt out by size, to and fro, so that all have as many.
     """
     ranks = shard.expert
-    if shard.tables == "column":
+    of_columns = shard.tables == "column"
+    allowed = f"1 to {width}, the columns of a table, with tables: column"
+    refuse_if(of_columns and ranks > width, "expert", str(ranks), allowed)
+    if of_columns:
         return {place: (number, -(-width // ranks)) for place, number in enumerate(rows)}
     if shard.tables == "row":
         return {place: (-(-number // ranks), width) for place, number in enumerate(rows)}
