@@ -15,12 +15,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import perfmodel
+from perfmodel.errors import InputError
 from perfmodel.files import write_atomically
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.sized_job import size_job
@@ -67,10 +69,15 @@ class Peak:
 
 
 def recorded_peaks() -> Iterator[Peak]:
-    """Predict the published peaks, and those of our own runs on one GPU."""
+    """Predict the published peaks, and those of our own runs on one GPU.
+
+    Rows that no scenario can have are left out, as the ledger leaves them out.
+    """
     strangers = sorted(STRANGERS.glob("strangers*/strategies/stated_steps.csv"))
     for cells in (row for path in (records_folder() / STEPS, *strangers) for row in _rows(path)):
-        if cells["peak_GB"]:
+        if not cells["peak_GB"]:
+            continue
+        with suppress(InputError):
             step = predict_step(read_step(cells))
             found = step.memory_bytes(cells["memory_kind"])
             memory = step.sized.memory()
