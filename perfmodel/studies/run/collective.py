@@ -23,7 +23,7 @@ from perfmodel.collectives.algorithms.own import (
     plan_own,
 )
 from perfmodel.collectives.catalog import bus_factor, maker
-from perfmodel.errors import Fault, allowed_names, raise_faults
+from perfmodel.errors import Fault, ScheduleError, allowed_names, raise_faults, refuse_if
 from perfmodel.library.corrections import CollectiveContext, datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import make_machine, observed_time_s
@@ -156,19 +156,28 @@ def collective_answer(
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return `collective_rows`, and what is to be said of them."""
     nominal, largest = nominal_timer(topology, library, settings), max(sizes)
-    rows = collective_rows(
-        topology,
-        op=op,
-        sizes=sizes,
-        algorithm=algorithm,
-        library=library,
-        settings=settings,
-        profile=profile,
-        profile_rows=profile_rows,
-        fidelity=fidelity,
-        progress=progress,
-        nominal=nominal,
-    )
+    try:
+        rows = collective_rows(
+            topology,
+            op=op,
+            sizes=sizes,
+            algorithm=algorithm,
+            library=library,
+            settings=settings,
+            profile=profile,
+            profile_rows=profile_rows,
+            fidelity=fidelity,
+            progress=progress,
+            nominal=nominal,
+        )
+    except ScheduleError as error:  # of a function of the user's it says all
+        refuse_if(
+            isinstance(algorithm, str),
+            "algorithm",
+            repr(algorithm),
+            f"one for this machine: {error}",
+        )
+        raise
     return rows, (
         *check_own(topology, op=op, nbytes=largest, algorithm=algorithm, library=library),
         *network_notes(nominal, settings, op=op, nbytes=largest, algorithm=algorithm),

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+import perfmodel as pm
 from perfmodel.calibrate import read_profile
 from perfmodel.calibrate.apply import apply
 from perfmodel.collectives.algorithms.ring import PIECE_BYTES
@@ -231,3 +232,19 @@ def test_what_a_cloud_requires_is_said(
     assert len(notes) == (said is not None)
     assert all(text in notes[0] for text in said or ())
     assert not any(name in " ".join(notes) for name in env)
+
+
+def test_an_algorithm_that_cannot_have_so_many_ranks_is_named() -> None:
+    """Recursive doubling takes a power of two."""
+    with pytest.raises(
+        InputError, match=r"found 'recursive_doubling'; allowed: one for"
+    ):
+        pm.collective(
+            "dgx-h100",
+            nodes=3,
+            fabric="rail-optimised",
+            op="all_gather",
+            sizes=[1024],
+            algorithm="recursive_doubling",
+            library="mpi",
+        )
