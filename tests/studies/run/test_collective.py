@@ -236,9 +236,7 @@ def test_what_a_cloud_requires_is_said(
 
 def test_an_algorithm_that_cannot_have_so_many_ranks_is_named() -> None:
     """Recursive doubling takes a power of two."""
-    with pytest.raises(
-        InputError, match=r"found 'recursive_doubling'; allowed: one for"
-    ):
+    with pytest.raises(InputError, match=r"found 'recursive_doubling'; allowed: one for"):
         pm.collective(
             "dgx-h100",
             nodes=3,
