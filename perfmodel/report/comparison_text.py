@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
-from perfmodel.memo import grouped
+from perfmodel.memo import first_applying, grouped
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import first_applying
 from perfmodel.studies.comparison import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.reliefs import join_words

@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from perfmodel.memo import first_applying
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import first_applying, join_applying
+from perfmodel.report.common.document import join_applying
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import UnitError
+from perfmodel.memo import first_applying
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
@@ -20,7 +21,6 @@ from perfmodel.report.common.document import (
     Paragraph,
     Section,
     Table,
-    first_applying,
     header,
     join_applying,
     paragraphs,

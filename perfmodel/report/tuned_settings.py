@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from perfmodel.files import as_json, attributes
+from perfmodel.memo import first_applying
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTION,
@@ -13,7 +14,6 @@ from perfmodel.report.common.document import (
     Code,
     Paragraph,
     Table,
-    first_applying,
     grounds,
     header,
     paragraphs,

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
+from perfmodel.memo import first_applying
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Code,
     Paragraph,
     Table,
-    first_applying,
     paragraphs,
     tabulate,
 )

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from perfmodel.memo import applying
+
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfmodel.topology.model import Topology
-
 
 Role = Literal["", "headline", "setting", "question", "lead", "note", "hint"]
 
@@ -177,12 +178,7 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
 
 def join_applying(*said: tuple[object, str], by: str = " ") -> str:
     """Join the texts whose condition holds: `said` has (condition, text)."""
-    return by.join(text for applies, text in said if applies)
-
-
-def first_applying(*said: tuple[object, str]) -> str:
-    """Choose the first text whose condition holds: `said` has (condition, text)."""
-    return next(text for applies, text in said if applies)
+    return by.join(applying(*said))
 
 
 PREDICTION = "A prediction by simulation, not a measurement."

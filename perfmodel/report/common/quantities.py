@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perfmodel.memo import T
-from perfmodel.report.common.document import first_applying
+from perfmodel.memo import T, first_applying
 from perfmodel.units import TIMES
 
 if TYPE_CHECKING:  # pages of topologies need no simulations, whose package takes half a second

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, groupby, pairwise
 from typing import Any
 
+from perfmodel.memo import first_applying
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Box,
@@ -19,7 +20,6 @@ from perfmodel.report.common.document import (
     Markup,
     Paragraph,
     Section,
-    first_applying,
     pair,
     paragraphs,
     section,

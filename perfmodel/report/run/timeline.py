@@ -13,9 +13,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.memo import grouped
+from perfmodel.memo import first_applying, grouped
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import first_applying, join_applying
+from perfmodel.report.common.document import join_applying
 from perfmodel.report.common.figures import (
     Drawing,
     add_note,
