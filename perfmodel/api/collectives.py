@@ -150,6 +150,13 @@ def collective(
     CollectiveTimes
         A list of rows with nbytes, time_s, algbw_Bps, busbw_Bps, algorithm, protocol, interval_s.
 
+    Raises
+    ------
+    InputError
+        Arguments that there are not, or an algorithm by name that cannot have so many ranks.
+    ScheduleError
+        What is not well formed in the schedule of a function.
+
     Examples
     --------
     >>> import perfmodel as pm

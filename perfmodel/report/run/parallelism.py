@@ -99,10 +99,11 @@ def crossing(use: DimensionUse) -> str:
 
 def dimensions_table(use: LayoutUse) -> Table:
     """What each dimension sends, what of it is exposed, and over which links it goes."""
+    words = {**_WORDS, "expert": "tables"} if use.shared == "tables" else _WORDS
     return tabulate(
         use.dimensions,
         (
-            ("Dimension", lambda each: _WORDS.get(each.dimension, each.dimension)),
+            ("Dimension", lambda each: words.get(each.dimension, each.dimension)),
             (">GPUs", lambda each: f"{each.ranks:,}"),
             (">Calls", lambda each: f"{each.calls:,}"),
             (">Sent per GPU", lambda each: quantities.size(each.sent_bytes)),

@@ -223,7 +223,8 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     function = ACTIVATIONS[ungated] if ungated else CLAMPED if routed.clamped else GATED
     implementation = place.settings.implementation
     adds_bias = routed.biased and implementation == "per-expert"
-    activated = rows * wide * (implementation != "fused")
+    is_apart = implementation != "fused"  # the activation, from the products
+    activated = rows * wide * is_apart
     narrow = _grouped(
         place,
         "down_proj",
@@ -240,7 +241,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         fused_saved=passes_of("fused_addition") * rows * wide,
         indices=1,
         kernels=kernels_of("expert_restore")
-        + (function.kernels + 2)
+        + (function.kernels * is_apart + 2)
         + kernels_of("expert_bias") * adds_bias,
         calls=_combine_calls(place),
         cast_before="input",

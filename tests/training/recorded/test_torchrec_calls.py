@@ -13,7 +13,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import InputError
-from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.workload.model import ELEMENT_BYTES, ITEM_BYTES
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.dlrm import dlrm
 from tests.training.recorded.run_cases import DTYPES
@@ -42,7 +42,7 @@ def test_shared_tables_call_what_torchrec_calls(kind: str, ranks: int) -> None:
     first, *planned = (
         [
             call.op,
-            case["samples"] * call.elements * BYTES[call.dtype],
+            case["samples"] * call.elements * BYTES[call.dtype or "fp32"],
             call.ranks,
             call.dtype,
             call.phase,
@@ -73,6 +73,28 @@ def test_ranks_hold_all_tables_once(kind: str) -> None:
     assert held == sum(rows) * 64 / 2
     updated = {model.tensors[index].name for index in model.ready_order}
     assert not any(name.startswith("emb_l") for name in updated)  # by their own kernel instead
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements"),
+    [
+        ("table", 2 * 2 * 2 * 64),  # two tables, for both ranks, read and written
+        ("row", 4 * (1 + 2) * 64),  # four: own rows read, sums of both ranks' bags written
+        ("column", 4 * 2 * 2 * 32),  # half of each, for both ranks
+    ],
+)
+def test_ranks_look_up_what_all_of_them_ask_for(kind: str, elements: int) -> None:
+    model = dlrm(
+        "shared",
+        dtype="fp32",
+        rows=CASES[kind]["rows"],
+        bottom=(13, 64),
+        top=(1,),
+        shard=Shard(expert=2, tables=kind),  # type: ignore[arg-type]
+    )
+    tables = [layer for layer in model.layers if layer.name.startswith("emb_l")]
+    assert sum(layer.vector_bytes for layer in tables) == ELEMENT_BYTES * elements
+    assert not any(layer.weight_elements for layer in tables)  # no gradient of a table
 
 
 SCENARIO: dict[str, Any] = {

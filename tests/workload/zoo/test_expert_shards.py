@@ -23,6 +23,7 @@ from perfmodel.workload.zoo.decoder_sizes import (
 )
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.layers import GATED
 from tests.theory import sent_share
 from tests.workload.zoo.expert_modules import few_layers
 
@@ -185,6 +186,7 @@ def test_kernels_fused_with_the_activation_leave_it_no_kernel_of_its_own() -> No
         if "experts.down_proj" in before.name and "shared" not in before.name:
             activated = ELEMENT_BYTES * 5 * TOKENS * 3 * 16
             assert before.vector_bytes - after.vector_bytes == activated
+            assert before.kernels - after.kernels == GATED.kernels
         else:
             assert before.vector_bytes == after.vector_bytes
 
