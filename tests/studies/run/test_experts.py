@@ -103,6 +103,19 @@ def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
     assert {"nvlink", "infiniband"} <= set(experts.links)
 
 
+def test_a_scenario_states_buffers_and_fused_kernels(tmp_path: Path) -> None:
+    """Buffers of four times what arrives take longer, kernels fused with the activation less."""
+    path = tmp_path / "experts.yaml"
+    step_s = []
+    for experts in ("", "buffer_factor: 4", "implementation: fused"):
+        text = TEXT.format(experts=experts, expert=16)
+        path.write_text(text.replace("dgx-h100", "hgx-b200"), encoding="utf-8")
+        changes = ["compute={precision: fp8, fp8: {recipe: mxfp8}, cuda_graphs: true}"]
+        step_s.append(run_scenario(load_scenario(str(path), changes)).main.step_time_s)
+    plain_s, filled_s, fused_s = step_s
+    assert fused_s < plain_s < filled_s
+
+
 @pytest.mark.parametrize(
     ("experts", "expert", "field", "allowed"),
     [

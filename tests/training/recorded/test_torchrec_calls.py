@@ -120,11 +120,28 @@ def test_a_step_with_shared_tables_fits_and_sends_them_no_gradients(kind: str) -
     assert sent["expert"] > 2048 * 26 * 128
 
 
+def test_tables_are_shared_over_nodes() -> None:
+    wide = {"cluster": {"node": "dgx-a100", "nodes": 2, "fabric": "rail-optimised"}}
+    answer = pm.run(
+        SCENARIO, wide | {"parallel": {"expert": 16, "tables": "row"}, "scale": {"gpus": [16]}}
+    )
+    layout = answer.main.parallel_layout
+    assert layout is not None
+    (tables,) = (use for use in layout.dimensions if use.dimension == "expert")
+    assert (tables.ranks, "infiniband" in tables.links) == (16, True)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"parallel": {"tables": "row"}}, "'expert' of 2 or more"),
         ({"parallel": {"expert": 8, "tables": "row"}, "strategy": "fsdp"}, "nothing with .*fsdp"),
+        (
+            {"parallel": {"expert": 128, "tables": "column"}, "cluster.nodes": 16}
+            | {"cluster.fabric": "rail-optimised", "scale": {"gpus": [128]}}
+            | {"model": {"name": "dlrm-criteo-kaggle"}},
+            "expert: found 128; allowed: 1 to 16, the columns",
+        ),
         ({"parallel": {"expert": 8}}, "1, or strategy.kind: megatron or fsdp"),
         ({"parallel": {"expert": 8, "tables": "row"}, "model": {"name": "gpt2"}}, "no tables of"),
     ],

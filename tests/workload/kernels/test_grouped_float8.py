@@ -123,6 +123,22 @@ def test_kernels_fused_with_the_activation_against_a_measured_layer() -> None:
     assert 1.3 < slower < 2.0  # NVIDIA says so of its kernels (blog of 2026-06-15)
 
 
+def test_what_a_fused_kernel_has_cast_is_not_cast_again() -> None:
+    """A kernel of rows less: of the second map's input forward, the first's result backward."""
+    priced = pricing("gb200-186gb", Float8(recipe="mxfp8"))
+    apart, of_input, of_gradient = (
+        grouped_float8_cost(
+            GroupedProduct(4096, 512, 512, 8, cast_before=before),  # type: ignore[arg-type]
+            priced,
+            passes=2,
+        )
+        for before in (None, "input", "gradient")
+    )
+    fused = (of_input, of_gradient)
+    assert [apart.forward_kernels - each.forward_kernels for each in fused] == [1, 0]
+    assert [apart.backward_kernels - each.backward_kernels for each in fused] == [0, 1]
+
+
 def test_only_blackwell_has_kernels_fused_with_the_activation() -> None:
     grouped = GroupedProduct(1024, 512, 512, 8, cast_before="input")
     with pytest.raises(InputError, match=r"implementation: found 'fused'; allowed: .*NVIDIA"):

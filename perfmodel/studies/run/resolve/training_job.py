@@ -117,7 +117,9 @@ def _expert_settings(
     return ExpertSettings(**fields, ranks_per_node=ranks_per_node) if is_stated else None
 
 
-_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "overlap", "tensor"})
+_BETWEEN_RANKS = frozenset(
+    {"imbalance", "dispatcher", "dispatch_dtype", "buffer_factor", "overlap", "tensor"}
+)
 """Fields of experts that act among ranks which share a model, and not in the whole of it."""
 
 
@@ -130,6 +132,7 @@ def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
         1,
         parallel.tensor,
     }  # where the model is read
+    is_refused |= parallel.tables is not None  # tables, and no experts
     if is_refused or parallel.expert == 1 or not ranks or ranks % parallel.expert:
         return None
     shared = parallel_layout.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
