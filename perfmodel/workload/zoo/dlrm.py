@@ -17,14 +17,11 @@ from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear,
 from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
-WHOLE_TABLES = (
-    "Its tables are taken to be data parallel with dense gradients, as DistributedDataParallel "
-    "reduces them unless they are sparse; large trainings share them out (parallel.tables)."
-)
-SHARED_TABLES = (
-    "Its tables are shared out as TorchRec does it: the kernel of their backward updates rows by "
-    "SGD, which leaves no gradient of a table and no states, and indices and vectors travel "
-    "exposed, as without its pipeline of batches."
+NOTE = (
+    "Its tables are data parallel with dense gradients, as DistributedDataParallel reduces them "
+    "unless they are sparse; or shared out as TorchRec does it (parallel.tables): the kernel of "
+    "their backward updates rows by SGD, which leaves no gradient of a table and no states, and "
+    "indices and vectors travel exposed, as without its pipeline of batches."
 )
 
 
@@ -56,7 +53,7 @@ def dlrm(
         input_elements=float(bottom[0] + len(rows)),
         output_elements=1.0,
         registered=[each for part in (*tables, *numbers, *scores) for each in part.parameters],
-        notes=(WHOLE_TABLES if shard.expert == 1 else SHARED_TABLES,),
+        notes=(NOTE,),
         shard=shard,
     )
 
