@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 from itertools import chain, compress
 from operator import itemgetter
 from typing import Any
@@ -257,7 +257,7 @@ def _members(
 # ---------------------------------------------------------------- times of nodes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Nodes:
     """Nodes of a run: pieces of work, or collectives with all tasks that take part.
 
@@ -293,29 +293,42 @@ class _Nodes:
         self, own_s: FloatArray, kinds: IntArray, slowdown: float
     ) -> tuple[FloatArray, FloatArray]:
         """Return when nodes begin and end that take `own_s`; seconds."""
-        of_class = np.bincount(self.classes, minlength=1)
-        values: list[Any] = [self.users_from, self.users, self.missing.copy()]
-        values += [self.classes_from, self.classes, own_s, kinds, np.cumsum(of_class) - of_class]
-        values += [np.zeros(len(of_class), np.int64), np.zeros((2, len(self.classes)))]
+        values: list[Any] = [self.missing.copy(), own_s, kinds]
+        values += [np.zeros(len(self.rooms), np.int64), np.zeros((2, len(self.classes)))]
         values.append(np.zeros((2, len(own_s))))
-        loop = compiled_loops.compiled(time_nodes)
+        loop, graph = compiled_loops.compiled(time_nodes), self._graph
         if loop is None:
-            loop, values = time_nodes, [each.tolist() for each in values]
-        loop(slowdown, *values)
+            loop, graph, values = time_nodes, self._lists, [each.tolist() for each in values]
+        loop(slowdown, *graph, *values)
         begins_s, ends_s = np.asarray(values[-1])
         return begins_s, ends_s
+
+    @cached_property
+    def rooms(self) -> IntArray:
+        """Where the collectives of each class are kept while they are in progress."""
+        of_class = np.bincount(self.classes, minlength=1)
+        return np.cumsum(of_class) - of_class
+
+    @property
+    def _graph(self) -> Sequence[Any]:
+        return self.users_from, self.users, self.classes_from, self.classes, self.rooms
+
+    @cached_property
+    def _lists(self) -> Sequence[Any]:
+        """The same for a loop that is not compiled."""
+        return [each.tolist() for each in self._graph]
 
 
 def time_nodes(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     slowdown: float,
     users_from: Sequence[int],
     users: Sequence[int],
-    missing: Any,
     classes_from: Sequence[int],
     classes: Sequence[int],
+    rooms: Sequence[int],
+    missing: Any,
     own_s: Sequence[float],
     kinds: Sequence[int],
-    rooms: Sequence[int],
     used: Any,
     room: Any,
     times_s: Any,
@@ -334,41 +347,44 @@ def time_nodes(  # noqa: C901, PLR0912  (numba caches a function without those t
     while now or later:
         if now:
             node = now.pop()
-            end_s = begins_s[node] + own_s[node]
-            if kinds[node] > 1:
-                heappush(later, (begins_s[node] if kinds[node] == 3 else end_s, node))
-                continue
+            at_s = begins_s[node]
+            if kinds[node] > 1 and slowdown > 1.0:
+                at_s += own_s[node] if kinds[node] == 2 else 0.0
+                if now:
+                    heappush(later, (at_s, node))
+                    continue
+                at_s, node = heappushpop(later, (at_s, node))
         else:
             at_s, node = heappop(later)
-            start_s = begins_s[node]
-            end_s = start_s + own_s[node]
-            if kinds[node] == 3 and slowdown > 1.0:
-                for at in range(classes_from[node], classes_from[node + 1]):
-                    place = rooms[classes[at]] + used[classes[at]]
-                    from_s[place], to_s[place] = start_s, end_s
-                    used[classes[at]] += 1
-            elif kinds[node] == 2:
-                name = classes[classes_from[node]]
-                kept = begin = rooms[name]
-                until_s = start_s
-                for place in range(begin, begin + used[name]):
-                    if to_s[place] <= start_s:  # work of a class is done piece after piece
-                        continue
-                    from_s[kept], to_s[kept] = from_s[place], to_s[place]
-                    if from_s[kept] < end_s:
-                        since_s = max(from_s[kept], until_s)  # each its own part, as in delay_work
-                        most_s = (to_s[kept] - since_s) * (1.0 - 1.0 / slowdown)
-                        end_s += max(0.0, min((end_s - since_s) * (slowdown - 1.0), most_s))
-                        until_s = max(until_s, to_s[kept])
-                    kept += 1
-                used[name] = kept - begin
-                if end_s > at_s:
-                    heappush(later, (end_s, node))
+        start_s = begins_s[node]
+        end_s = start_s + own_s[node]
+        if kinds[node] == 3 and slowdown > 1.0:
+            for name in classes[classes_from[node] : classes_from[node + 1]]:
+                place = rooms[name] + used[name]
+                from_s[place], to_s[place] = start_s, end_s
+                used[name] += 1
+        elif kinds[node] == 2 and slowdown > 1.0:
+            name = classes[classes_from[node]]
+            kept = begin = rooms[name]
+            until_s = start_s
+            for place in range(begin, begin + used[name]):
+                if to_s[place] <= start_s:  # work of a class is done piece after piece
                     continue
+                from_s[kept], to_s[kept] = from_s[place], to_s[place]
+                if from_s[kept] < end_s:
+                    since_s = max(from_s[kept], until_s)  # each its own part, as in delay_work
+                    most_s = (to_s[kept] - since_s) * (1.0 - 1.0 / slowdown)
+                    end_s += max(0.0, min((end_s - since_s) * (slowdown - 1.0), most_s))
+                    until_s = max(until_s, to_s[kept])
+                kept += 1
+            used[name] = kept - begin
+            if end_s > at_s:
+                heappush(later, (end_s, node))
+                continue
         ends_s[node] = end_s
-        for at in range(users_from[node], users_from[node + 1]):
-            user = users[at]
-            begins_s[user] = max(begins_s[user], end_s)
+        for user in users[users_from[node] : users_from[node + 1]]:
+            if begins_s[user] < end_s:  # noqa: PLR1730  (max() is slow where it is not compiled)
+                begins_s[user] = end_s
             missing[user] -= 1
             if missing[user] == 0 and kinds[user] > 0:
                 now.append(user)

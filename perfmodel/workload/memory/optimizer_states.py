@@ -41,25 +41,37 @@ def optimizer_state_bytes(
     """
     return round(
         sum(
-            _states_bytes(tensor, kind, wide)
-            + 2 * wide * _factor_elements(tensor, kind)
-            + wide * tensor.numel * (wide > ITEM_BYTES[tensor.dtype])
-            for tensor, kind, wide in _updates(workload, optimizer, master_weights)
+            number
+            * (
+                _states_bytes(tensor, kind, wide)
+                + 2 * wide * _factor_elements(tensor, kind)
+                + wide * tensor.numel * (wide > ITEM_BYTES[tensor.dtype])
+            )
+            for tensor, kind, wide, number in _updates(workload, optimizer, master_weights)
         )
     )
 
 
 def _updates(
     workload: Workload, optimizer: str, master_weights: bool = True
-) -> list[tuple[ParameterTensor, OptimizerKind, int]]:
-    """Trained tensors, each with what updates it, and bytes of an element that is updated."""
+) -> list[tuple[ParameterTensor, OptimizerKind, int, int]]:
+    """Return one of each kind of trained tensors, of which most models have a dozen.
+
+    With what updates it, bytes of an element that is updated, and how many are alike.
+    """
+    matrices = kernel_constants().optimizer(optimizer).matrices
+    alike = grouped(
+        ((each.shape, each.dtype, each.of_experts, matrices and _is_matrix(each, matrices)), each)
+        for each in map(workload.tensors.__getitem__, workload.ready_order)
+    )
     return [
         (
-            tensor,
-            optimizer_of(tensor, optimizer),
-            WIDE_BYTES if master_weights else ITEM_BYTES[tensor.dtype],
+            first,
+            optimizer_of(first, optimizer),
+            WIDE_BYTES if master_weights else ITEM_BYTES[first.dtype],
+            1 + len(others),
         )
-        for tensor in (workload.tensors[index] for index in workload.ready_order)
+        for first, *others in alike.values()
     ]
 
 
@@ -132,9 +144,10 @@ def undivided_products_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
 
 def _products_of_rows(workload: Workload, optimizer: str) -> list[tuple[str, int, int, int]]:
     """Name, rows and columns of each matrix that is made orthogonal, and its rounds."""
+    trained = map(workload.tensors.__getitem__, workload.ready_order)
     return [
         (tensor.name, *tensor.shape, kind.rounds)
-        for tensor, kind, _ in _updates(workload, optimizer)
+        for tensor, kind in ((each, optimizer_of(each, optimizer)) for each in trained)
         if kind.rounds and len(tensor.shape) == 2
     ]
 
@@ -199,10 +212,10 @@ def optimizer_unhidden_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
     Raises `InputError`: the GPU has not the precision of the products.
     """
     seconds, times = 0.0, defaultdict[tuple[str, MatrixProduct], float](float)
-    for tensor, kind, _ in _updates(workload, optimizer):
+    for tensor, kind, _, alike in _updates(workload, optimizer):
         for made, number in _products(tensor, kind):
-            times[made] += number
-        seconds += (
+            times[made] += alike * number
+        seconds += alike * (
             kind.element_flops * tensor.numel / fp32_peak(gpu.peak_flops)
             + kind.waits * kind.tensor_operations * gpu.launch_s
             + sum(side * number for side, _, number in _sides(tensor, kind.factors))
@@ -264,7 +277,7 @@ def shares_of_step(
 def temporary_share(workload: Workload, optimizer: str) -> float:
     """Copies that a step makes operation by operation, over all of the optimizer's states."""
     updates = _updates(workload, optimizer)
-    copies_bytes = sum(kind.copies * WIDE_BYTES * tensor.numel for tensor, kind, _ in updates)
+    copies_bytes = sum(n * kind.copies * WIDE_BYTES * each.numel for each, kind, _, n in updates)
     return copies_bytes / (optimizer_state_bytes(workload, optimizer) or 1)
 
 
@@ -285,8 +298,8 @@ def optimizer_bytes(
     """
     return round(
         sum(
-            _moved_bytes(tensor, kind, wide_bytes, kernels)
-            for tensor, kind, wide_bytes in _updates(workload, optimizer, master_weights)
+            number * _moved_bytes(tensor, kind, wide_bytes, kernels)
+            for tensor, kind, wide_bytes, number in _updates(workload, optimizer, master_weights)
         )
     )
 
@@ -313,10 +326,10 @@ def optimizer_launches(
     Source: ATen/native/cuda/MultiTensorApply.cuh.
     """
     updates = _updates(workload, optimizer)
-    updated = grouped((kind, tensor.numel) for tensor, kind, _ in updates)
+    updated = grouped((kind, numel) for each, kind, _, n in updates for numel in [each.numel] * n)
     return sum(_launches(kind, sizes, kernels) for kind, sizes in updated.items()) + sum(
-        number * kind.factors.kernels
-        for tensor, kind, _ in updates
+        alike * number * kind.factors.kernels
+        for tensor, kind, _, alike in updates
         for *_, number in _sides(tensor, kind.factors)
     )
 
@@ -340,17 +353,19 @@ def optimizer_operations(
 ) -> int:
     """Operations alone that take the host as long as one optimizer step: launches, and lists."""
     host, updates = kernel_constants().host, _updates(workload, optimizer)
-    lists = host.tensor * len(updates)
+    lists = host.tensor * sum(alike for *_, alike in updates)
     lists += (
-        host.corrections * sum(kind.corrections for _, kind, _ in updates) * (kernels != "fused")
+        host.corrections
+        * sum(alike * kind.corrections for _, kind, _, alike in updates)
+        * (kernels != "fused")
     )
     slow = sum(
-        max(0, kind.tensor_operations - (kind.tensor_kernels or kind.operations))
+        alike * max(0, kind.tensor_operations - (kind.tensor_kernels or kind.operations))
         + sum(
-            number * (kind.factors.operations - kind.factors.kernels)
+            alike * number * (kind.factors.operations - kind.factors.kernels)
             for *_, number in _sides(tensor, kind.factors)
         )
-        for tensor, kind, _ in updates
+        for tensor, kind, _, alike in updates
         if not kind.waits
     )
     return round(optimizer_launches(workload, optimizer, kernels) + lists + slow)
