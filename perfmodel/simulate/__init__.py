@@ -2,7 +2,7 @@
 
 The package can be called, as ``perfmodel.simulate(plan, machine)`` (`simulate_plan`).
 
-The reference is the model, written to be read; ``perfmodel/README.md`` walks through it. Seven
+The reference is the model, written to be read; ``perfmodel/README.md`` walks through it. Eight
 quicker models time the same schedules. Each equals it where the table says exact, to 1e-9.
 
 ===========  ================================  ===============================  ==================
@@ -27,6 +27,10 @@ sockets      Gloo without other traffic or a   one connection for each pair     
 rank vector  ranks with jitter, if one         at most one collective at a      an array operation
              collective is in progress at a    time, among all ranks            for each task
              time
+longest      fidelity "flow" where            plans whose collectives, while   a microsecond for
+path         collectives leave each other     in progress, want no more of a   each task, and each
+             their links; else a simulation   link than it has; no changes,    collective once
+             follows                          traffic or jitter
 retiming     ends of intervals and limits of   one job without changes,         a microsecond for
              a run: other durations in place   traffic or jitter, whose         each task, by a
              of those that were simulated      collectives do not delay each    queue in order of
@@ -70,6 +74,9 @@ sockets      simulate/sockets/network.py            = reference where nothing qu
                                                     for whom), tests/reports/
                                                     validation/trainings
 rank vector  simulate/engine/rank_vectors.py         = reference, a process for each rank: tests/
+                                                    simulate/reference/test_plan_processes
+longest      simulate/engine/uncontended_run.py     = simulation: tests/simulate/engine/
+path                                                test_uncontended_run; = reference: tests/
                                                     simulate/reference/test_plan_processes
 retiming     simulate/engine/retiming.py             = simulation: tests/simulate/engine/
                                                     test_retiming, tests/studies/run/steps/

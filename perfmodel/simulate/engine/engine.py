@@ -34,6 +34,10 @@ from perfmodel.simulate.engine.own_processes import (
     start_process,
 )
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
+from perfmodel.simulate.engine.retiming import can_be_retimed
+from perfmodel.simulate.engine.step_graph import StepGraph, step_graph
+from perfmodel.simulate.engine.uncontended_run import run_uncontended
+from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.network import (
     Network,
     UnsuitedNetworkError,
@@ -244,6 +248,7 @@ def simulate(
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
     surroundings = Surroundings(changes, traffic, background_jobs, processes)
+    graph: StepGraph | None = None
 
     def run(network: Network) -> Run:
         env = network.env
@@ -260,6 +265,7 @@ def simulate(
             network,
             tuple(main.arrivals),
             {job.plan.name: job.completed_s for job in others},
+            graph,
         )
 
     expect_changes(timer, plan, steps, surroundings)
@@ -272,6 +278,13 @@ def simulate(
             environment=ProcessEnvironment if processes else simpy.Environment,
         )
     with no_collections():
+        if fidelity == "flow" and stretch is None and can_be_retimed(plan):
+            graph = step_graph(plan, steps)
+        if graph is not None and not uses_sockets(machine, fidelity):
+            network = FlowNetwork(simpy.Environment(), timer)
+            alone = run_uncontended(plan, graph, network, steps, slowdown)
+            if alone is not None:
+                return alone
         return on_network(timer, fidelity, run)
 
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.step_graph import StepGraph
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, Network
 from perfmodel.timeline import Span, Timeline
@@ -43,6 +44,8 @@ class Run:
         When the ranks of each collective arrived; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
         Of the background jobs, by the name of their plan.
+    graph : StepGraph, optional
+        Who waited for whom, where that is known.
     """
 
     executions: Sequence[TaskExecution] = field(repr=False)
@@ -50,10 +53,12 @@ class Run:
     observed: Network | Observations = field(repr=False)
     arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    graph: StepGraph | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: of the network, what it has seen."""
-        return {**self.__dict__, "observed": Observations(self.counted, self.notes)}
+        seen = Observations(self.counted, self.notes)
+        return {**self.__dict__, "observed": seen, "graph": None}
 
     @cached_property
     def counted(self) -> LinkCounters:

@@ -15,7 +15,7 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,6 +38,7 @@ from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why,
 from perfmodel.simulate.flow.stream_network import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
+    CollectiveCall,
     LinkCounters,
     Network,
     call_at,
@@ -141,6 +142,18 @@ class FlowNetwork(Network):
         return self.launch(
             joined.of(self.timer, op, nbytes, groups, root, number=number, times=times)
         )
+
+    def count_alone(self, calls: Iterable[CollectiveCall]) -> None:
+        """Count collectives that have their links for themselves, without simulating them."""
+        joined = self.timer.keep(JoinedCollectives)
+        for (op, nbytes, groups, root, times), number in Counter(calls).items():
+            of_groups = self._number(groups)
+            for lowered in joined.of(
+                self.timer, op, nbytes, groups, root, number=of_groups, times=times
+            ):
+                self._uncounted[lowered] += number
+                legs = self.timer.timed_legs(lowered)
+                self._sent.setdefault(tuple([leg.edges for leg in legs]), legs)
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""

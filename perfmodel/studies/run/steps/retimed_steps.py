@@ -6,17 +6,15 @@ the machine that are no limit. One pass through the run that was simulated answe
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.timing.compiled_loops import Effort
-from perfmodel.memo import once
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.simulate.engine.retiming import (
     Durations,
@@ -27,10 +25,8 @@ from perfmodel.simulate.engine.retiming import (
     works_s,
 )
 from perfmodel.simulate.engine.task_graph import calls_of, participants_of
-from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
+from perfmodel.simulate.engine.uncontended_run import are_crowded, times_alone_s
 from perfmodel.simulate.network import CollectiveCall
-from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets
-from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import (
@@ -114,17 +110,9 @@ class RetimedSteps:
         if self.met > MOST_MET or not have_same_order(self.base.plan, plan):
             return self._simulated_s(setup)
         retimed = self._order.retime(self._durations(self.disturbances, setup, plan))
-        if not self.is_met and self._meet(
-            retimed.overlaps() - self._usual_overlaps, setup, self.disturbances
-        ):
+        if not self.is_met and are_crowded(timer_of(setup, self.disturbances), retimed):
             return self._simulated_s(setup)
         return self._counted_s(retimed)
-
-    @cached_property
-    def _usual_overlaps(self) -> frozenset[frozenset[CollectiveCall]]:
-        """What meets anyway, as the run itself tells."""
-        usual = self._durations(self.disturbances, self.base.setup, self.base.plan)
-        return self._order.retime(usual).overlaps()
 
     def _simulated_s(self, setup: SimulationSetup) -> float:
         """Simulate a setup: one step less where all are the same, as its last changes alike."""
@@ -144,19 +132,9 @@ class RetimedSteps:
             return Step(np.nan, is_exact=False)
         retimed = self._order.retime(self._durations(disturbances, setup, plan))
         is_alone = setup.fidelity == "free" or not (
-            self.is_met or self._meet(retimed.overlaps(), setup, disturbances)
+            self.is_met or are_crowded(timer_of(setup, disturbances), retimed)
         )
         return Step(self._counted_s(retimed), is_alone)
-
-    def _meet(
-        self,
-        pairs: Iterable[frozenset[CollectiveCall]],
-        setup: SimulationSetup,
-        disturbances: Sequence[Disturbance],
-    ) -> bool:
-        """Whether collectives that are in progress at the same time share links."""
-        timer = timer_of(setup, disturbances)
-        return any(share_links(timer, pair) for pair in pairs)
 
     @cached_property
     def _calls(self) -> list[CollectiveCall | None]:
@@ -189,33 +167,3 @@ class RetimedSteps:
         return Durations(
             works_s(plan), factors, usual if setup.slowdown is None else setup.slowdown
         )
-
-
-def share_links(timer: UncontendedTimer, pair: frozenset[CollectiveCall]) -> bool:
-    """Whether two collectives have a link in common, or one runs twice at the same time."""
-    joined, sets = timer.keep(JoinedCollectives), timer.keep_laid(LinkSets)
-
-    def links_of(call: CollectiveCall) -> list[LinkSet]:
-        op, nbytes, groups, root, times = call
-        number = joined.number_of(groups)
-        return [
-            once(sets, stage.edges, partial(LinkSet, stage.edges.arcs))
-            for lowered in joined.of(timer, op, nbytes, groups, root, number=number, times=times)
-            for stage in lowered.stages
-        ]
-
-    one, other, *_ = (*pair, *pair)
-    return any(own.meets(its) for own, its in itertools.product(links_of(one), links_of(other)))
-
-
-def times_alone_s(calls: Sequence[CollectiveCall | None], timer: UncontendedTimer) -> FloatArray:
-    """Return the time of each collective with its links for itself, 0 of work; seconds.
-
-    `calls`: of the tasks of a plan, None for work.
-    """
-    alone_s: dict[CollectiveCall | None, float] = {None: 0.0}
-    for call in dict.fromkeys(calls):
-        if call is not None:
-            op, nbytes, groups, root, times = call
-            alone_s[call] = times * max(timer.times_s(op, nbytes, groups, root), default=0.0)
-    return np.array([alone_s[call] for call in calls])

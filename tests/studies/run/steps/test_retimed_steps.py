@@ -134,8 +134,8 @@ def test_communication_that_meets_with_the_other_numbers_only_is_not_exact() -> 
 
     def plan(work_s: float) -> StepPlan:
         tasks = (
-            Task("first", "communication", "a", "comm", calls[0]),
-            Task("work", "forward", "a", "compute", Compute(work_s)),
+            Task("first", "communication", "a", "comm", calls[0], (), (2,)),
+            Task("work", "forward", "a", "compute", Compute(work_s), (), (0, 2)),
             Task("second", "communication", "a", "other", calls[1], (1,)),
         )
         return StepPlan(
@@ -151,7 +151,7 @@ def test_communication_that_meets_with_the_other_numbers_only_is_not_exact() -> 
     found = again.step_s(near, ())
     assert not found.is_exact
     simulated_s = simulate_steps(near, (), SETTLED_STEPS).step_s
-    assert found.step_s < simulated_s
+    assert found.step_s < 0.99 * simulated_s
     assert [*map(again.end_s, [apart, near])] == pytest.approx(
         [again.base.step_s, simulated_s], rel=1e-9
     )

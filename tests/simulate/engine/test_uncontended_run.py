@@ -1,0 +1,161 @@
+"""Plans whose collectives have their links for themselves are not simulated, and end as if."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine import engine
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.engine.outcome import Run
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+from tests.simulate.random_machines import random_machine
+from tests.simulate.reference.test_plan_processes import (
+    COMMUNICATORS,
+    RANKS,
+    assert_same,
+    random_plan,
+)
+
+STREAMS = (Stream("compute", "compute"), Stream("comm", "comm"), Stream("second comm", "comm"))
+BYTES = 4 * 2520 * 100
+
+
+def simulated(plan: StepPlan, machine: Machine, steps: int = 1, slowdown: float = 1.0) -> Run:
+    """Step through everything, event by event."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "can_be_retimed", lambda _: False)
+        return simulate(plan, machine, steps=steps, overlap_slowdown=slowdown)
+
+
+def is_stepped_through(plan: StepPlan, machine: Machine) -> bool:
+    """Whether a run steps through a plan's events."""
+    begun = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            engine, "PlanRun", lambda *each, **more: begun.append(each) or kind(*each, **more)
+        )
+        simulate(plan, machine)
+    return bool(begun)
+
+
+kind = engine.PlanRun
+
+
+def crowded_plan(seed: int, tasks: int, classes: int) -> StepPlan:
+    """Collectives of all ranks and of halves, on two streams."""
+    plan, rng = random_plan(seed, tasks, classes, simple=True), np.random.default_rng(seed)
+    others = {each.name: rng.random(2) < 0.5 for each in plan.tasks}
+    moved = [
+        replace(
+            task,
+            stream="second comm" if others[task.name][0] else "comm",
+            work=replace(task.work, communicator="halves" if others[task.name][1] else "all"),
+        )
+        if isinstance(task.work, Collective)
+        else task
+        for task in plan.tasks
+    ]
+    return replace(plan, streams=(*plan.streams, STREAMS[2]), tasks=tuple(moved))
+
+
+@given(
+    st.tuples(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 2)),
+    st.booleans(),
+    st.integers(1, 3),
+    st.sampled_from([1.0, 1.4]),
+)
+def test_it_is_what_a_simulation_gives(
+    drawn: tuple[int, int, int], mesh: bool, steps: int, slowdown: float
+) -> None:
+    """On any graph, with collectives at the same time."""
+    plan, machine = crowded_plan(*drawn), random_machine(drawn[0], RANKS, mesh=mesh)
+    found = simulate(plan, machine, steps=steps, overlap_slowdown=slowdown)
+    expected = simulated(plan, machine, steps, slowdown)
+    assert_same(found, expected)
+    assert set(found.notes) <= set(expected.notes)
+    ours, theirs = (sorted(run.arrivals) for run in (found, expected))
+    for own, its in zip(ours, theirs, strict=True):
+        assert (own.step, own.name) == (its.step, its.name)
+        waits = own.start_s, own.waited_s, own.longest_s
+        assert waits == pytest.approx((its.start_s, its.waited_s, its.longest_s), abs=1e-12)
+
+
+def two_collectives(*, groups: tuple[str, str], after: tuple[int, ...] = ()) -> StepPlan:
+    tasks = [
+        Task(stream, "communication", "a", stream, Collective("all_reduce", BYTES, group, stream))
+        for stream, group in zip(("comm", "second comm"), groups, strict=True)
+    ]
+    halves = (Communicator("first", (range(3),)), Communicator("second", (range(3, 6),)))
+    classes = (RankClass("a", range(RANKS)),)
+    last = replace(tasks[1], after=after)
+    return StepPlan("two", classes, STREAMS, (*COMMUNICATORS, *halves), (tasks[0], last), 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "after", "stepped"),
+    [
+        (("all", "all"), (), True),
+        (("all", "all"), (0,), False),
+        (("first", "second"), (), False),
+        (("all", "second"), (), True),
+    ],
+)
+def test_only_what_meets_is_stepped_through(
+    groups: tuple[str, str], after: tuple[int, ...], stepped: bool
+) -> None:
+    plan = two_collectives(groups=groups, after=after)
+    assert is_stepped_through(plan, random_machine(5, RANKS, mesh=True)) is stepped
+
+
+@pytest.mark.parametrize("spine_GBps", [1.9, 2.0])
+def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) -> None:
+    """Two messages at 1 GB/s each over one link between two switches."""
+    import networkx as nx
+
+    from perfmodel.topology.own_graph import topology_of
+    from tests.conftest import PLAIN_GPU
+    from tests.simulate.random_machines import random_library
+
+    graph, rate = nx.Graph(name="trunk"), {"kind": "nvlink", "latency": 0.0}
+    graph.add_nodes_from((f"gpu{n}" for n in range(4)), kind="gpu", model="a100-sxm4-80gb")
+    graph.add_nodes_from(("left", "right"), kind="switch")
+    graph.add_edges_from(
+        ((f"gpu{n}", "left" if n < 2 else "right") for n in range(4)), bandwidth=1e9, **rate
+    )
+    graph.add_edge("left", "right", bandwidth=spine_GBps * 1e9, **rate)
+    machine = Machine(replace(topology_of(graph), gpu=PLAIN_GPU), random_library())
+    tasks = tuple(
+        Task(group, "communication", "a", stream, Collective("send", BYTES, group, group))
+        for stream, group in (("comm", "upper"), ("second comm", "lower"))
+    )
+    pairs = (Communicator("upper", ((0, 2),)), Communicator("lower", ((1, 3),)))
+    plan = StepPlan("two", (RankClass("a", range(4)),), STREAMS, pairs, tasks, 1)
+    assert is_stepped_through(plan, machine) is (spine_GBps < 2)
+    assert_same(simulate(plan, machine), simulated(plan, machine))
+
+
+def test_groups_that_share_a_link_take_what_they_take_together() -> None:
+    """Of one collective; nothing else is in progress."""
+    machine = random_machine(7, RANKS)
+    work = Collective("all_reduce", BYTES, "halves", "reduce")
+    tasks = (
+        Task("work", "forward", "a", "compute", Compute(1e-3)),
+        Task("reduce", "communication", "a", "comm", work, (0,)),
+    )
+    plan = StepPlan("halves", (RankClass("a", range(RANKS)),), STREAMS, COMMUNICATORS, tasks, 1)
+    assert not is_stepped_through(plan, machine)
+    assert_same(simulate(plan, machine, steps=2), simulated(plan, machine, 2))
