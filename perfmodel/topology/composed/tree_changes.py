@@ -12,6 +12,7 @@ from perfmodel.topology.from_text.template_builder import (
     Draft,
     dram,
     number_pattern,
+    numbered,
     same_link,
     stock_link,
 )
@@ -319,10 +320,7 @@ class PartedHost:
 
 def free_name(links: Mapping[str, LinkSpec], name: str, spec: LinkSpec) -> str:
     """Name for a link beside others: its own, or with a number where that is another link's."""
-    fresh, number = name, 2
-    while fresh in links and links[fresh] != spec:
-        fresh, number = f"{name}-{number}", number + 1
-    return fresh
+    return next(each for each in numbered(name) if links.get(each, spec) == spec)
 
 
 def used_only(node: NodeSpec) -> NodeSpec:

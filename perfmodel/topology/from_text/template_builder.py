@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, count, groupby
 from typing import Any
 
 from perfmodel.files import validate_document
@@ -47,10 +47,13 @@ class Draft:
 
     def add_port(self, network: str, Bps: float, source: str) -> str:
         """Add the link that leaves a NIC; return its name, with a number for a second rate."""
-        document, name, number = port(network, Bps, source, self.gpu), network, 2
-        while name in self.links and self.links[name]["bandwidth"] != document["bandwidth"]:
-            name, number = f"{network}-{number}", number + 1
-        return self.link(name, document)
+        document = port(network, Bps, source, self.gpu)
+        free = (
+            name
+            for name in numbered(network)
+            if self.links.get(name, document)["bandwidth"] == document["bandwidth"]
+        )
+        return self.link(next(free), document)
 
     def add(self, pattern: str, kind: str, **more: Any) -> None:
         """Add devices."""
@@ -60,9 +63,9 @@ class Draft:
         """Add ``nic0``, ``nic1``, ...; those in a row with the same port as one pattern."""
         first = 0
         for name, row in groupby(ports):
-            count = len(list(row))
-            self.add(pattern("nic", count, first), "nic", port=name)
-            first += count
+            nics = len(list(row))
+            self.add(pattern("nic", nics, first), "nic", port=name)
+            first += nics
 
     def join(
         self, src: str, dst: str, link: str, comment: str = "", *, lanes: int = 0, **more: Any
@@ -123,9 +126,14 @@ class Draft:
         return validate_document(NodeSpec, self.document())
 
 
-def pattern(stem: str, count: int, first: int = 0) -> str:
+def numbered(name: str) -> Iterator[str]:
+    """Return a name, and the same with the numbers from 2 on behind it."""
+    return chain([name], (f"{name}-{number}" for number in count(2)))
+
+
+def pattern(stem: str, devices: int, first: int = 0) -> str:
     """Return the pattern of several devices: ``gpu[0-7]``, or ``gpu0`` for one."""
-    return f"{stem}{first}" if count == 1 else f"{stem}[{first}-{first + count - 1}]"
+    return f"{stem}{first}" if devices == 1 else f"{stem}[{first}-{first + devices - 1}]"
 
 
 def number_pattern(stem: str, numbers: Sequence[int]) -> str:
