@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, changed_faults, raise_faults, refuse_if
 from perfmodel.files import attempt, collect_faults
+from perfmodel.memo import applying
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
     change_count,
@@ -111,15 +112,13 @@ def _changed(
 
 def _with_storage(host: PartedHost, section: NodeSection) -> PartedHost:
     """Give the host the memory and the drives that the scenario states."""
-    if section.host_memory is not None:
-        host = host.with_node(
-            host_memory=HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
-        )
-    if section.nvme is not None:
-        host = host.with_node(
-            nvme=NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
-        )
-    return host
+    stored = {
+        "host_memory": section.host_memory
+        and HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED),
+        "nvme": section.nvme
+        and NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED),
+    }
+    return host.with_node(**{name: spec for name, spec in stored.items() if spec is not None})
 
 
 def _change_access(host: PartedHost, section: NodeSection) -> PartedHost:
@@ -195,8 +194,12 @@ def _described(
         for note in described.assumptions
         if note.startswith("assumption") and not settled.search(note)
     ]
-    if described.template is None:
-        notes.append("assumption: latencies and efficiencies of links as usual for their kind")
+    notes += applying(
+        (
+            described.template is None,
+            "assumption: latencies and efficiencies of links as usual for their kind",
+        )
+    )
     return PartedHost(described.node, read_gpu(described.node.gpu).part, tuple(notes))
 
 

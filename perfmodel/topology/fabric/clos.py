@@ -9,11 +9,12 @@ numbers from 0) and switches. An edge of a host has the numbers of the NICs that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import refuse_if
+from perfmodel.memo import applying
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -112,12 +113,15 @@ def fat_tree(
         leaf_of,
         names + aggs + tops,
         tiers={"leaves": edges, "pod": half, "above": above, "cables": 1, "cores": cores},
-        assumptions=[
-            *_rounded_taper(half, up, oversubscription),
-            *_adaptive_note(
-                adaptive, f"the {up} aggregation switches of a pod and all core switches"
-            ),
-        ],
+        assumptions=list(
+            applying(
+                _rounded_taper(half, up, oversubscription),
+                (
+                    adaptive,
+                    _one_of_many(f"the {up} aggregation switches of a pod and all core switches"),
+                ),
+            )
+        ),
     )
     graph.add_edges_from(
         (names[edge], aggs[edge // half * above + agg], {"lanes": lanes})
@@ -147,14 +151,18 @@ def _with_spines(
         return plugged(hosts, leaf_of, names, tiers=_ONE_LEAF)
     up = max(1, round(down / oversubscription))
     spines = _fewest_spines(leaves, up, radix)
-    notes = []
-    if leaves * up // spines > radix:
-        notes.append(
-            f"assumption: {spines} modular spine switches of {leaves * up // spines} ports "
-            f"each stand for the third level that switches of {radix} ports would need"
+    ports = leaves * up // spines
+    third_level = (
+        f"assumption: {spines} modular spine switches of {ports} ports each stand for the third "
+        f"level that switches of {radix} ports would need"
+    )
+    notes = list(
+        applying(
+            (ports > radix, third_level),
+            _rounded_taper(down, up, oversubscription),
+            (adaptive and spines > 1, _one_of_many(f"{spines} spine switches")),
         )
-    notes += _rounded_taper(down, up, oversubscription)
-    notes += _adaptive_note(adaptive and spines > 1, f"{spines} spine switches")
+    )
     above, cables, lanes = (1, 1, up) if adaptive else (spines, up // spines, 1)
     upper = [f"spine{spine}" for spine in range(above)]
     tiers = {"leaves": leaves, "pod": leaves, "above": above, "cables": cables}
@@ -235,19 +243,16 @@ def plugged(
     return graph
 
 
-def _rounded_taper(down: int, up: int, oversubscription: float) -> Iterator[str]:
-    """Say what whole cables make of a ratio."""
-    if abs(down / up - oversubscription) > 1e-9:
-        yield (
-            f"assumption: {up} uplinks for {down} host ports of a leaf, so oversubscription "
-            f"{down / up:.3g} (asked: {oversubscription:g})"
-        )
+def _rounded_taper(down: int, up: int, oversubscription: float) -> tuple[bool, str]:
+    """Return whether whole cables make another ratio, and what they make of it."""
+    made = f"oversubscription {down / up:.3g} (asked: {oversubscription:g})"
+    note = f"assumption: {up} uplinks for {down} host ports of a leaf, so {made}"
+    return abs(down / up - oversubscription) > 1e-9, note
 
 
-def _adaptive_note(adaptive: bool, switches: str) -> Iterator[str]:
-    if adaptive:
-        yield (
-            "assumption: adaptive routing spreads every flow evenly over all ways, so "
-            f"{switches} act as one, and the cables from a switch to them as one link of their "
-            "summed rate"
-        )
+def _one_of_many(switches: str) -> str:
+    """Say what adaptive routing makes of switches."""
+    return (
+        f"assumption: adaptive routing spreads every flow evenly over all ways, so {switches} act "
+        "as one, and the cables from a switch to them as one link of their summed rate"
+    )

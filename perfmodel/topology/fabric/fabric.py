@@ -68,10 +68,12 @@ def usual_routing(kind: str, network: str) -> str:
     Slingshot's always do (De Sensi et al., SC 2020), so dragonflies are taken for such. Collectives
     of TPUs spread over all links of their torus or mesh (`direct_networks.SPREAD_OVER_AXES`).
     """
-    levels = kind in {"leaf-spine", "rail-optimised", "fat-tree", "rail-only"}
-    adaptive = kind == "dragonfly" or (levels and network == "infiniband")
-    adaptive = adaptive or (kind in {"torus", "mesh"} and network == "ici")
-    return "adaptive" if adaptive else "ecmp"
+    of_network = {
+        "infiniband": {"leaf-spine", "rail-optimised", "fat-tree", "rail-only"},
+        "ici": {"torus", "mesh"},
+    }
+    adaptive = of_network.get(network, set()) | {"dragonfly"}
+    return "adaptive" if kind in adaptive else "ecmp"
 
 
 # ---------------------------------------------------------------- from files

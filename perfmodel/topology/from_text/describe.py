@@ -216,8 +216,12 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
     notes = [*assumptions, "assumption: a rack of 18 trays of 4 GPUs, all joined by NVLink"]
     if net.kind is not None:
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
-        if net.nic_Bps is None:
-            notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
+        notes += applying(
+            (
+                net.nic_Bps is None,
+                f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU",
+            )
+        )
         fresh = validate_document(
             LinkSpec, port(net.kind, nic_Bps, net.rate_source or _USUAL_RATE, named.name)
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.errors import refuse_if
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Board, join_gpus, usual_layout, wire_nvlinks
 from perfmodel.topology.from_text.network_text import read_intra
@@ -160,10 +161,12 @@ def _generation(host: ImportedHost, device: Device, domain: Domain) -> tuple[int
 
 def _add_host_memory(draft: Draft, host: ImportedHost) -> None:
     kind = next((domain.part for domain in host.domains if domain.part), host.part.cpu)
-    if not any(domain.part for domain in host.domains):
-        host.notes.append(
-            f"CPUs are of the kind {kind}, usual with this GPU; the file does not say"
+    host.notes += applying(
+        (
+            not any(domain.part for domain in host.domains),
+            f"CPUs are of the kind {kind}, usual with this GPU; the file does not say",
         )
+    )
     draft.add_host_memory(kind, [domain.number for domain in host.domains])
 
 
@@ -172,8 +175,9 @@ def _add_flags(draft: Draft, host: ImportedHost, adapters: Sequence[Adapter]) ->
     stated = {adapter.gdr for adapter in adapters if adapter.gdr is not None}
     reads = True in stated if stated else all(reads_gpus(part, a.network) for a in adapters)
     draft.extra |= {"gpu_p2p": not part.geforce, "gpudirect_rdma": reads}
-    if part.geforce:
-        host.notes.append("the driver keeps GeForce GPUs from copying to each other over PCIe")
+    host.notes += applying(
+        (part.geforce, "the driver keeps GeForce GPUs from copying to each other over PCIe")
+    )
 
 
 NVSWITCH_CLASS = "0x068000"
@@ -335,7 +339,6 @@ def _check_totals(
         )
     most = max(switched.values(), default=0)
     fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
-    if fewer:
-        host.notes.append(
-            f"{', '.join(fewer)} NVLinks to the switch, others {most}: as the file says"
-        )
+    host.notes += applying(
+        (fewer, f"{', '.join(fewer)} NVLinks to the switch, others {most}: as the file says")
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.layouts import shares, usual_domains, wire_nvlinks
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
@@ -71,9 +72,11 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
     if (pairs or matrix.numa or "SYS" in matrix.cells.values()) or len(matrix.devices) == 1:
         domains = _components(matrix.devices, [*pairs, *same])
         merged = domains if matrix.numa else _merge_domains(domains, matrix)
-        if len(merged) < len(domains):
-            notes.append("as few NUMA domains as the table allows, where NVLink hides them")
-        notes += _nearer_than_stated(matrix, merged)
+        few = "as few NUMA domains as the table allows, where NVLink hides them"
+        notes += [
+            *applying((len(merged) < len(domains), few)),
+            *_nearer_than_stated(matrix, merged),
+        ]
         return merged
     gpus = list(matrix.gpus)
     count = len(gpus) if part.c2c else usual_domains(part, len(gpus), part.cpu)
@@ -143,9 +146,6 @@ _DRIVERS = (
     (r"", "infiniband"),
 )
 """Kind of network by the name of a NIC's driver, as nvidia-smi shows it; the first that fits."""
-
-_Lanes = Mapping[tuple[str, str], int]
-"""NVLinks between two GPUs, by their names in the matrix."""
 
 
 @dataclass
@@ -292,8 +292,11 @@ def _add_nvlinks(host: _HostDraft) -> None:
     wire_nvlinks(host.draft, part.nvlink, to_switch, between, comments)
 
 
-def _check_lanes(lanes: _Lanes, host: _HostDraft, *, switched: bool) -> None:
-    """No GPU has more NVLinks than its model, and a switch joins all that hang on it alike."""
+def _check_lanes(lanes: Mapping[tuple[str, str], int], host: _HostDraft, *, switched: bool) -> None:
+    """No GPU has more NVLinks than its model, and a switch joins all that hang on it alike.
+
+    `lanes`: NVLinks between two GPUs, by their names in the matrix.
+    """
     part, most = host.part, max(lanes.values())
     model = part.spelled.upper()
     for (gpu, other), number in lanes.items():
