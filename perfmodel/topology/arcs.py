@@ -323,7 +323,11 @@ class Adjacency(Mapping[str, dict[str, list[int]]]):
             begin = max(host, 0) * self._host_arcs
             block = range(begin, begin + self._host_arcs if host >= 0 else begin)
             arcs = [arc for arc in block if self._ends[arc][self._src] == name]
-            arcs += self._cables_from(name)
+            arcs += (
+                self._ends.cables_from(name, backwards=self._src == 1)
+                if isinstance(self._ends, ArcEnds)
+                else self._cables.get(name, ())
+            )
             self._listed[name] = grouped((self._ends[arc][self._dst], arc) for arc in arcs)
         return self._listed[name]
 
@@ -332,14 +336,6 @@ class Adjacency(Mapping[str, dict[str, list[int]]]):
 
     def __len__(self) -> int:
         return len(self._devices)
-
-    def _cables_from(self, name: str) -> Sequence[int]:
-        """Arcs of the fabric that leave a device."""
-        return (
-            self._ends.cables_from(name, backwards=self._src == 1)
-            if isinstance(self._ends, ArcEnds)
-            else self._cables.get(name, ())
-        )
 
     @cached_property
     def _cables(self) -> dict[str, list[int]]:

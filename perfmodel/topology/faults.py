@@ -36,9 +36,9 @@ def find_arcs(topology: Topology, text: str) -> tuple[int, ...]:
     """
     match = _LINK.fullmatch(text.strip())
     if match is None:
-        nodes = _nodes(topology, text.strip())
+        nodes = find_devices(topology, text.strip(), "link")
         return tuple(sorted({arc for node in nodes for arc in arcs_of_device(topology, node)}))
-    sources, targets = _nodes(topology, match["src"]), _nodes(topology, match["dst"])
+    sources, targets = (set(find_devices(topology, match[end], "link")) for end in ("src", "dst"))
     cable = None if match["cable"] is None else int(match["cable"])
     arcs = _between(topology, sources, targets, cable)
     if match["arrow"] == "--":
@@ -84,10 +84,6 @@ def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:
             raise
         raise InputError(Fault(field, repr(pattern), str(error))) from None
     return list(devices)
-
-
-def _nodes(topology: Topology, name: str) -> set[str]:
-    return set(find_devices(topology, name, "link"))
 
 
 def _between(

@@ -327,10 +327,9 @@ def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.Multi
     return node
 
 
-_Parts = tuple["nx.MultiDiGraph[str]", "nx.MultiDiGraph[int | str]"]
-
-
-def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> _Parts | None:
+def _parts(
+    graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]
+) -> tuple[nx.MultiDiGraph[str], nx.MultiDiGraph[int | str]] | None:
     """One of many alike hosts, and the directed graph of hosts and switches.
 
     None where the hosts differ or are not joined from NICs to switches.

@@ -17,7 +17,7 @@ from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 
 _NVLINK = r"nv[\s-]?link"
-_GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
+GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
 _OFF = (
     r"(?:is |are |evidently |apparently )?(?:off|disabled|unavailable|unused|missing|absent"
     r"|not (?:in )?(?:use[d]?|available|enabled|installed))"
@@ -48,7 +48,7 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         "alone": rf"(?:no|without)[\s-]p2p|p2p(?: (?:on|enabled|{_OFF}))?(?: by patched driver)?"
     },
     "gpudirect": {
-        "alone": rf"(?:no|without) {_GPUDIRECT}|{_GPUDIRECT} (?:on|enabled|forced|{_OFF})",
+        "alone": rf"(?:no|without) {GPUDIRECT}|{GPUDIRECT} (?:on|enabled|forced|{_OFF})",
     },
     "power_limit": {"alone": r"\d+(?:\.\d+)?\s*k?w"},
     "pcie": {

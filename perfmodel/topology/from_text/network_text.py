@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError, refuse_if
-from perfmodel.topology.from_text.grammar import nic_rate, read_phrases, unread_words
+from perfmodel.memo import first_applying
+from perfmodel.topology.from_text.grammar import GPUDIRECT, nic_rate, read_phrases, unread_words
 from perfmodel.topology.from_text.parts import Layout, hardware_parts
 from perfmodel.topology.model import NetworkKind
 from perfmodel.units import parse_bandwidth
@@ -147,16 +148,13 @@ def read_mtu(text: str) -> int | None:
 
 def read_gpudirect(text: str) -> bool | None:
     """Whether NICs read and write GPU memory; None: not stated."""
-    name = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
-    off = rf"(?:no|without) {name}\b|{name}[^,;]{{0,12}}(?:disab|off\b|unavail|not )"
-    return on_or_off(text.lower(), off, rf"{name}[^,;]{{0,12}}(?:enab|on\b|forced)")
+    off = rf"(?:no|without) {GPUDIRECT}\b|{GPUDIRECT}[^,;]{{0,12}}(?:disab|off\b|unavail|not )"
+    return on_or_off(text.lower(), off, rf"{GPUDIRECT}[^,;]{{0,12}}(?:enab|on\b|forced)")
 
 
 def on_or_off(text: str, off: str, on: str) -> bool | None:
     """Return whether a text says that something is on, by patterns; None: it says neither."""
-    if re.search(off, text):
-        return False
-    return True if re.search(on, text) else None
+    return first_applying((re.search(off, text), False), (re.search(on, text), True), (True, None))
 
 
 def read_nvlink_domain(text: str) -> int | None:

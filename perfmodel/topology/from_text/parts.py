@@ -160,6 +160,5 @@ def reads_gpus(part: GpuConnector, network: str) -> bool:
     Source of the rules: sockets copy (NCCL's net_socket); NVIDIA's GPUDirect RDMA documentation
     excludes GeForce; AWS offers GPUDirect over EFA from P4d on.
     """
-    if part.geforce or network == "tcp":
-        return False
-    return part.sm >= 80 and part.on_board if network == "efa" else True
+    fit_for_efa = part.sm >= 80 and part.on_board
+    return not part.geforce and network != "tcp" and (network != "efa" or fit_for_efa)

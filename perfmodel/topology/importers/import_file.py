@@ -221,11 +221,14 @@ def kind_of(text: str, file: str) -> Kind:
     if root is not None:
         raise refuse(_ROOTS.get(root.lower(), f"XML whose root element is {root[:40]!r}"))
     if _is_matrix(text):
-        if _is_status_matrix(text):
-            raise refuse(
-                "the status matrix of `nvidia-smi topo -p2p`, which does not say how GPUs"
-                " are joined: use `nvidia-smi topo -m`"
-            )
+        refuse_if(
+            _is_status_matrix(text),
+            "file",
+            "the status matrix of `nvidia-smi topo -p2p`, which does not say how GPUs are joined:"
+            " use `nvidia-smi topo -m`",
+            WANTED,
+            file,
+        )
         return "topo-matrix"
     if re.search(r'^(Switch|Ca|Rt)\s+\d+\s+"[SHR]-', text, re.MULTILINE):
         return "ibnetdiscover"

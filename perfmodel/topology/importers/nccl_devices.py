@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from perfmodel.errors import Fault, failed, raise_faults
-from perfmodel.memo import first_applying
+from perfmodel.memo import first_applying, grouped
 from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
@@ -111,19 +111,20 @@ def read_domains(root: Element, file: str) -> list[Domain]:
         (not domains, "system", "no cpu element", "one per NUMA domain"), file=file, line=root.line
     )
     faults += _number_faults(root, domains, file)
-    by_bus: dict[str, Device] = {}
-    for device in (each for domain in domains for each in domain.walk() if each.busid):
-        if device.busid in by_bus:
-            faults.append(
-                Fault(
-                    "pci",
-                    f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})",
-                    "each device once",
-                    file,
-                    device.line,
-                )
-            )
-        by_bus[device.busid] = device
+    by_bus = grouped(
+        (each.busid, each) for domain in domains for each in domain.walk() if each.busid
+    )
+    faults += [
+        Fault(
+            "pci",
+            f"busid {busid!r} again (first on line {first.line})",
+            "each device once",
+            file,
+            device.line,
+        )
+        for busid, (first, *again) in by_bus.items()
+        for device in again
+    ]
     raise_faults(faults)
     for domain in domains:
         _flatten(domain)
@@ -229,11 +230,17 @@ def _level(pci: Element) -> int:
         _identifier(pci, name)
         for name in ("vendor", "device", "subsystem_vendor", "subsystem_device")
     )
-    if model == ["1000", "c030", "1000"] and len(own) == 4:
-        return {"0": 1, "1": 2}.get(own[0], 0)
-    if model == ["1000", "c010", "1000"] and own.startswith("a0"):
-        return 2 if own >= "a001" else 1
-    return 0
+    return first_applying(
+        (
+            model == ["1000", "c030", "1000"] and len(own) == 4,
+            {"0": 1, "1": 2}.get(own[:1], 0),
+        ),
+        (
+            model == ["1000", "c010", "1000"] and own.startswith("a0"),
+            2 if own >= "a001" else 1,
+        ),
+        (True, 0),
+    )
 
 
 def _flatten(device: Device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -36,12 +36,6 @@ class Element:
     def all(self, tag: str) -> list[Element]:
         """Children of one kind."""
         return [child for child in self.children if child.tag == tag]
-
-    def below(self) -> Iterator[Element]:
-        """Yield all elements below this one, in file order."""
-        for child in self.children:
-            yield child
-            yield from child.below()
 
     def get(self, name: str) -> str | None:
         """An attribute, without spaces around it; None where it is missing or empty."""

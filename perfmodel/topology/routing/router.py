@@ -37,13 +37,14 @@ class HostRoutes:
             device.local: device.kind for device in topology.devices.of_host(0)
         }
         self._forwarding = topology.node_graph.graph.get("routing", "nccl") != "nccl"
-        self._arcs: dict[str, list[HostArc]] = {}
-        arcs = built.arcs
-        for index in range(topology.host_arcs):
-            src, dst = (topology.devices[name].local for name in arcs.names[index])
-            self._arcs.setdefault(src, []).append(
-                HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
+        arcs, devices = built.arcs, topology.devices
+        self._arcs = grouped(
+            (
+                devices[src].local,
+                HostArc(at, devices[dst].local, arcs.kinds[at], float(arcs.bandwidth_Bps[at])),
             )
+            for at, (src, dst) in enumerate(arcs.names[: topology.host_arcs])
+        )
         dead = (arc for arc in topology.dead if arc < topology.first_cable)
         self._dead = grouped(divmod(arc, topology.host_arcs) for arc in dead)
         """Dead arcs of each host that has any, numbered as in the first host."""

@@ -213,12 +213,14 @@ def _port_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Iterato
 
 
 def _link_findings(links: Mapping[str, Any]) -> Iterator[_Finding]:
-    for name, link in links.items():
-        if isinstance(link, Mapping) and link.get("kind") not in PORT_KINDS:
-            for key in ("network", "flow", "flow_source", "adapter"):
-                if link.get(key) is not None:
-                    port = "a NIC's port, of kind ethernet or infiniband,"
-                    yield ["links", name, key], repr(link[key]), f"nothing: only {port} has {key!r}"
+    port = "a NIC's port, of kind ethernet or infiniband,"
+    return (
+        (["links", name, key], repr(link[key]), f"nothing: only {port} has {key!r}")
+        for name, link in links.items()
+        if isinstance(link, Mapping) and link.get("kind") not in PORT_KINDS
+        for key in ("network", "flow", "flow_source", "adapter")
+        if link.get(key) is not None
+    )
 
 
 _SOURCED = ("staging", "launch", "host_memory", "nvme")
@@ -232,12 +234,17 @@ def _source_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Itera
         *((["links", name], link) for name, link in links.items()),
         *(([name], data.get(name)) for name in _SOURCED),
     ]
-    for path, section in sections:
-        for field in ("source", "efficiency_source", "latency_source", "flow_source"):
-            text = section.get(field) if isinstance(section, Mapping) else None
-            if isinstance(text, str) and text and is_unknown_key(text, keys):
-                allowed = f"a sentence, or a key of `sources`: {allowed_names(keys, text)}"
-                yield [*path, field], repr(text), allowed
+    texts = (
+        ([*path, field], section.get(field))
+        for path, section in sections
+        if isinstance(section, Mapping)
+        for field in ("source", "efficiency_source", "latency_source", "flow_source")
+    )
+    return (
+        (path, repr(text), f"a sentence, or a key of `sources`: {allowed_names(keys, text)}")
+        for path, text in texts
+        if isinstance(text, str) and text and is_unknown_key(text, keys)
+    )
 
 
 def _gpu_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
