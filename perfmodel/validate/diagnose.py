@@ -30,7 +30,7 @@ from perfmodel.files.pasted_text import read_pasted_text
 from perfmodel.files.validate import in_file
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.memo import with_progress
+from perfmodel.memo import first_applying, with_progress
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
 from perfmodel.topology.model import Topology
@@ -168,9 +168,11 @@ class Diagnosis:
     @property
     def verdict(self) -> Verdict:
         """What is said of the whole."""
-        if self.slow_from_bytes is None:
-            return "as expected"
-        return "allowed" if self.probability > RARE else "slow"
+        return first_applying(
+            (self.slow_from_bytes is None, "as expected"),
+            (self.probability > RARE, "allowed"),
+            (True, "slow"),
+        )
 
 
 def diagnose_log(

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.memo import first_applying
+from perfmodel.memo import applying, first_applying
 from perfmodel.topology.from_text.describe import Described, find_host
 from perfmodel.topology.from_text.gpu_text import read_gpu_numbers, says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
@@ -322,8 +322,8 @@ def read_settings(
             env[name] = value
             notes.append(f"{name}={value}: {why}")
     number = _VERSION.search(version)
-    if version and (number is None or number[0] != version):
-        notes.append(f"version taken as {number[0] if number else 'the newest'}: {version!r}")
+    taken = number[0] if number else "the newest"
+    notes += applying((version and taken != version, f"version taken as {taken}: {version!r}"))
     defaults = LibrarySettings(
         version=None,
         one_process=one_process(process_model, per_host),

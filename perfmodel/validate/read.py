@@ -290,8 +290,7 @@ def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
     grade = reader.number("trust")
     if grade is not None and grade > BEST_TRUST:
         reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST_TRUST} (best)")
-    if grade is None:
-        notes.append(f"no trust is stated: counted as {UNGRADED_TRUST}")
+    notes += applying((grade is None, f"no trust is stated: counted as {UNGRADED_TRUST}"))
     nic_count, nic_Gbps = (reader.number(column) for column in ("nic_count_per_node", "nic_gbps"))
     if ranks is None:
         return []

@@ -36,7 +36,7 @@ from perfmodel.calibrate.transfer.priors import (
     shipped_priors,
     tails_of,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.settings import LibrarySettings
@@ -160,10 +160,10 @@ def _points(
 def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> list[Fault]:
     rows = sum(1 for *_, rows in runs for row in rows if row.nbytes > 0 and row.time_s > 0)
     models = sorted({model_of(topology.gpu.name) for topology, *_ in runs})
-    if not rows and not direct:
-        return [Fault("observations", f"{rows} rows", "at least one size with a time")]
-    several = Fault("observations", " and ".join(models), "runs of one model of GPU")
-    return [several] if len(models) > 1 else []
+    return failed(
+        (not rows and not direct, "observations", "0 rows", "at least one size with a time"),
+        (len(models) > 1, "observations", " and ".join(models), "runs of one model of GPU"),
+    )
 
 
 def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observation]:

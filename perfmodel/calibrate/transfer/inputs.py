@@ -35,7 +35,7 @@ from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.measure.job import Measurement
-from perfmodel.memo import first_applying, grouped, once
+from perfmodel.memo import applying, first_applying, grouped, once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -62,9 +62,7 @@ class MachineRequest:
     @property
     def ranks(self) -> int | None:
         """Number of ranks, if both numbers are given."""
-        if self.nodes is None or self.gpus_per_node is None:
-            return None
-        return self.nodes * self.gpus_per_node
+        return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
 
 @dataclass
@@ -140,8 +138,9 @@ class _FitInput:
         for file, (topology, settings, op, _) in zip(self.files, self.runs, strict=True):
             other_file, other = first.setdefault(op, (file, (topology, settings)))
             reasons = "; ".join(differences(op, (topology, settings), other))
-            if reasons:
-                notes.append(f"{file} and {other_file} are hardly of one machine: {reasons}")
+            notes += applying(
+                (reasons, f"{file} and {other_file} are hardly of one machine: {reasons}")
+            )
         return notes
 
 
@@ -393,8 +392,9 @@ def measure_links(
     used = (matrix for matrix, reason in reasons if reason is None)
     ratios = grouped(chain.from_iterable(_ratios(matrix, topology) for matrix in used))
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
-    if not direct:
-        notes.append("no copy crossed a link whose usual share of a copy's rate is known")
+    notes += applying(
+        (not direct, "no copy crossed a link whose usual share of a copy's rate is known")
+    )
     return direct, tuple(dict.fromkeys(notes))
 
 

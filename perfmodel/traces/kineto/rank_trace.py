@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
+from perfmodel.memo import applying
 from perfmodel.timeline import union
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import refuse_trace
@@ -67,8 +68,12 @@ def read_rank(path: Path) -> RankTrace:
     windows, source = find_windows(table)
     work, calls = work_of(table), read_calls(table)
     parts, notes = _alike([_part(table, work, window) for window in windows], table.path)
-    if source != "ProfilerStep":
-        notes.append(f"steps are told apart by {source}: the trace has no ProfilerStep")
+    notes += applying(
+        (
+            source != "ProfilerStep",
+            f"steps are told apart by {source}: the trace has no ProfilerStep",
+        )
+    )
     fsdp = version_of(table)
     waits = waits_s(table, work, calls, fsdp) if fsdp else None
     steps = [

@@ -15,6 +15,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import write_atomically, write_json, yaml_text
+from perfmodel.memo import applying
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
@@ -93,8 +94,9 @@ def rebuild(
     fit = _fit(first, profile)
     notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
     samples = batch or first.batch
-    if samples is None:
-        notes.append("samples of a step are not in the trace: counted as 1 (--batch)")
+    notes += applying(
+        (samples is None, "samples of a step are not in the trace: counted as 1 (--batch)")
+    )
     return Rebuilt(
         documents={
             MODEL: model_document,
