@@ -82,9 +82,9 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
 
     def amounts(option: Any) -> str:
         write, bill = plan_text.amount_only, option.bill
-        if bill.total is None:
-            return NOTHING
-        return plan_text.brief_range(write(bill.total), bill.interval, write)
+        return _or_nothing(
+            lambda total: plan_text.brief_range(write(total), bill.interval, write), bill.total
+        )
 
     return tabulate(
         plan.usable,

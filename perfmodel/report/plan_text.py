@@ -109,9 +109,11 @@ def money(amount: float, currency: str | None) -> str:
 
 def amount_only(amount: float) -> str:
     """Write an amount without its currency."""
-    if abs(amount) >= 100 or amount == 0:
-        return f"{amount:,.0f}"
-    return f"{amount:,.2f}" if abs(amount) >= 1 else f"{amount:.2g}"
+    return first_applying(
+        (abs(amount) >= 100 or amount == 0, f"{amount:,.0f}"),
+        (abs(amount) >= 1, f"{amount:,.2f}"),
+        (True, f"{amount:.2g}"),
+    )
 
 
 def amount_range(ends: tuple[float, float]) -> str:
@@ -262,9 +264,10 @@ def odds(share: float) -> str:
     >>> [odds(share).replace(chr(160), " ") for share in (0.003, 0.424, 0.999)]
     ['below 1 %', '42 %', 'above 99 %']
     """
-    if 0.005 < share < 0.995:
-        return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
-    return f"{'below 1' if share < 0.5 else 'above 99'}\N{NO-BREAK SPACE}%"
+    number = first_applying(
+        (share <= 0.005, "below 1"), (share >= 0.995, "above 99"), (True, f"{100 * share:.0f}")
+    )
+    return f"{number}\N{NO-BREAK SPACE}%"
 
 
 _IN_TIME = {

@@ -145,9 +145,8 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
         return quantities.size(bucket.elements * ITEM_BYTES.get(bucket.dtype or "fp32", 4))
 
     def apart(bucket: BucketTimes) -> str:
-        if bucket.index not in ends_s:
-            return ""
-        return quantities.signed(ends_s[bucket.index] - bucket.end_s, quantities.duration)
+        late_s = ends_s.get(bucket.index, bucket.end_s) - bucket.end_s
+        return quantities.signed(late_s, quantities.duration) if bucket.index in ends_s else ""
 
     return tabulate(
         buckets,

@@ -59,9 +59,9 @@ def _listed(trial: Trial) -> str:
 
 
 def _yaml(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return first_applying(
+        (value is None, "null"), (isinstance(value, bool), str(value).lower()), (True, str(value))
+    )
 
 
 def settings_table(tuned: SettingsTuning) -> Table:

@@ -88,9 +88,8 @@ def _verdict(tuned: TuneResult) -> str:
 
 
 def _setting(choice: Choice) -> str:
-    if choice.bucket_cap_mb_list is not None:
-        return "the best list of caps"
-    return f"{number(choice.bucket_cap_mb or 0.0)} MiB buckets"
+    one_cap = f"{number(choice.bucket_cap_mb or 0.0)} MiB buckets"
+    return one_cap if choice.bucket_cap_mb_list is None else "the best list of caps"
 
 
 def _doubt(unsure: Choice) -> str:
@@ -259,9 +258,11 @@ def wide_spans(equal: Spans) -> list[tuple[float, float]]:
 def mb_span(low: float, high: float) -> str:
     """Two caps in MiB, with three digits."""
     first, last = (f"{end:.3g}" if end < 100 else f"{end:.0f}" for end in (low, high))
-    if math.isinf(high):
-        return f"{first} and more"
-    return f"up to {last}" if low * MIB <= 1.0 else f"{first} to {last}"
+    return first_applying(
+        (math.isinf(high), f"{first} and more"),
+        (low * MIB <= 1.0, f"up to {last}"),
+        (True, f"{first} to {last}"),
+    )
 
 
 def first_step(tuned: TuneResult) -> str:

@@ -75,9 +75,7 @@ def signed(fraction: float) -> str:
 
 def pair(score: Score | None) -> str:
     """Median and 90th percentile, or a dash."""
-    if score is None:
-        return "-"
-    return f"{percent(score.median_abs_error)} / {percent(score.p90_abs_error)}"
+    return f"{percent(score.median_abs_error)} / {percent(score.p90_abs_error)}" if score else "-"
 
 
 def band_table(bands_of: Mapping[Mode, Mapping[str, Score]]) -> Table:
@@ -351,9 +349,11 @@ def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
 
     def line_of(point: FittedObservation) -> tuple[int, str]:
         name = f"{point.op}, {point.ranks} ranks"
-        if fit.gpu:
-            return point.run, f"{fit.files[point.run]}, {name}"
-        return 0, f"{fit.rows}: {name}"
+        return (
+            (point.run, f"{fit.files[point.run]}, {name}")
+            if fit.gpu
+            else (0, f"{fit.rows}: {name}")
+        )
 
     return grouped((line_of(point), point) for point in fit.points)
 

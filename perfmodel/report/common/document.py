@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.memo import applying
+from perfmodel.memo import applying, first_applying
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -290,11 +290,14 @@ def has_processes(topology: Topology) -> bool:
 
 
 def _terms_of(topology: Topology) -> _Terms:
-    if has_processes(topology):
-        return _PROCESSES
-    if topology.gpu.accelerator:
-        return _ICI if topology.network == "ici" else _CHIPS
-    return _AMD if topology.gpu.amd else ()
+    chip = topology.gpu.accelerator
+    return first_applying(
+        (has_processes(topology), _PROCESSES),
+        (chip and topology.network == "ici", _ICI),
+        (chip, _CHIPS),
+        (topology.gpu.amd, _AMD),
+        (True, ()),
+    )
 
 
 def in_words_of(topology: Topology, text: str) -> str:

@@ -193,9 +193,8 @@ def link_path(point: SizeResult) -> str:
 
 def utilisation(point: SizeResult) -> str:
     """Say which share of the GPUs' peak the model's products reach; nothing where unknown."""
-    if point.mfu is None:
-        return ""
-    return f"MFU {percent(point.mfu)}: matrix products of the model over the GPUs' dense peak."
+    meaning = "matrix products of the model over the GPUs' dense peak"
+    return "" if point.mfu is None else f"MFU {percent(point.mfu)}: {meaning}."
 
 
 def assumed(text: str) -> str:
