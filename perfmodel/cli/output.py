@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perfmodel.errors import Fault, InputError, changed_faults, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, changed_faults, failed, raise_faults, refuse_if
 from perfmodel.escape import printable
 from perfmodel.memo import T
 from perfmodel.units import MOST_NODES, MOST_PARTS
@@ -180,14 +180,14 @@ def check_outputs(
     used = {name: path for name, path in (inputs or {}).items() if path is not None}
     for flag, path in outputs.items():
         same = next((name for name, other in used.items() if _is_same_file(path, other)), None)
-        if same is not None:
-            faults.append(
-                Fault(
-                    flag,
-                    repr(str(path)),
-                    f"another file than that of {same}, which it would replace",
-                )
+        faults += failed(
+            (
+                same is not None,
+                flag,
+                repr(str(path)),
+                f"another file than that of {same}, which it would replace",
             )
+        )
         used[flag] = path
     raise_faults(fault for fault in faults if fault is not None)
 

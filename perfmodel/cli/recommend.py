@@ -148,15 +148,15 @@ def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> No
             write=partial(write_each, tuning.FILES),
             folder=output,
         )
-        return
-    print_answer(
-        choose_minimax_cap(tunings),
-        json=json,
-        to_json=tuning_text.compromise_json,
-        lines=tuning_text.compromise_lines,
-        write=tuning.write_compromise,
-        folder=output,
-    )
+    else:
+        print_answer(
+            choose_minimax_cap(tunings),
+            json=json,
+            to_json=tuning_text.compromise_json,
+            lines=tuning_text.compromise_lines,
+            write=tuning.write_compromise,
+            folder=output,
+        )
 
 
 def plan(

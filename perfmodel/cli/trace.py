@@ -27,7 +27,7 @@ from perfmodel.cli.output import (
     read_question,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 
 
 def trace(
@@ -76,15 +76,13 @@ def trace(
     chakra = [path for path in traces if path.is_dir() and any(path.glob("*.et"))]
     if chakra or topology is not None:
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
-    elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
-        raise InputError(
-            Fault(
-                "--nodes, --fabric, --library",
-                "a machine",
-                "nothing with traces of a profiler: --set cluster.nodes=2, and so on",
-            )
-        )
     else:
+        refuse_if(
+            (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"),
+            "--nodes, --fabric, --library",
+            "a machine",
+            "nothing with traces of a profiler: --set cluster.nodes=2, and so on",
+        )
         _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
 
 

@@ -109,9 +109,8 @@ def _all_and_half(tensor: KeptTensor) -> tuple[float, float]:
 
 def _elements_and_bytes(tensor: KeptTensor) -> tuple[float, float]:
     """Elements of real numbers, or bytes of what has as many in any precision."""
-    if tensor.is_floating:
-        return tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE), 0.0
-    return 0.0, tensor.nbytes
+    elements = tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE)
+    return (elements, 0.0) if tensor.is_floating else (0.0, tensor.nbytes)
 
 
 EXTRA_FUSED_PASSES: Mapping[str, float] = {"norm": 1.0, "map_norm": 1.0}

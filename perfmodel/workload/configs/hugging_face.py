@@ -139,9 +139,8 @@ def extra_notes(content: Mapping[str, Any], contract: type[HubConfig]) -> tuple[
 def quantization_of(content: Mapping[str, Any]) -> str:
     """Return how stored weights are quantised, or nothing."""
     section = content.get("quantization_config")
-    if not isinstance(section, dict):
-        return ""
-    return str(section.get("quant_method", "quantised numbers"))[:40]
+    stated = section.get("quant_method", "quantised numbers") if isinstance(section, dict) else ""
+    return str(stated)[:40]
 
 
 OTHERS = "what `perfmodel capture {file}` writes (with transformers installed), a model file"

@@ -172,9 +172,8 @@ def _problem(fields: Any) -> tuple[str, str] | None:
 
 def _spans(place: object, nbytes: int) -> bool:
     """Whether a place in the file is as long as the tensor."""
-    if not isinstance(place, list) or len(place) != 2 or not all(type(n) is int for n in place):
-        return False
-    return bool(place[0] >= 0 and place[1] - place[0] == nbytes)
+    is_pair = isinstance(place, list) and [type(number) for number in place] == [int, int]
+    return bool(is_pair and place[0] >= 0 and place[1] - place[0] == nbytes)
 
 
 def _read_index(path: Path) -> dict[str, Entry]:

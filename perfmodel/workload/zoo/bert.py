@@ -172,9 +172,8 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
         return parameters
     start = places.index(rename(f"{TRANSFORM}.dense.weight", family.replaced))
     parameters.insert(start, parameters.pop(places.index(bias)))
-    if family.head_first:
-        return [*parameters[start:], parameters[0], *parameters[1:start]]
-    return parameters
+    head_first = [*parameters[start:], parameters[0], *parameters[1:start]]
+    return head_first if family.head_first else parameters
 
 
 def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:

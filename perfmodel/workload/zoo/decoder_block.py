@@ -31,9 +31,8 @@ from perfmodel.workload.zoo.transformer import attention
 
 def rms_norm_work(shape: DecoderShape) -> tuple[float, int]:
     """Passes and kernels of an RMS normalisation: as single operations, or fused."""
-    if shape.fused_norms:
-        return passes_of("norm"), 1
-    return passes_of("rms_norm"), kernels_of("rms_norm")
+    kernels = 1 if shape.fused_norms else kernels_of("rms_norm")
+    return passes_of("norm" if shape.fused_norms else "rms_norm"), kernels
 
 
 def norm_work(shape: DecoderShape) -> tuple[float, int]:

@@ -330,9 +330,8 @@ def _weights(
     place: StackPlace, name: str, outputs: int, inputs: int, *, bias: bool
 ) -> tuple[Parameter, ...]:
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    if not place.shape.names.transposed:
-        return own
-    return ((own[0][0], (inputs, outputs)), *own[1:])
+    transposed = ((own[0][0], (inputs, outputs)), *own[1:])
+    return transposed if place.shape.names.transposed else own
 
 
 def _column_map(
