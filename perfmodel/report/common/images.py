@@ -57,26 +57,24 @@ def pictures(result: Result) -> dict[str, Picture]:
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     scaled = f"{setting}, {result.scaling} scaling"
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
-    drawn = {}
-    if len(result.points) > 1:
-        drawn = {
-            "throughput": Picture(
-                draw_throughput(result),
-                f"Throughput, {quantities.samples(result)} per second",
-                scaled,
-            ),
-            "efficiency": Picture(
-                draw_efficiency(result), "Efficiency, share of linear scaling", scaled
-            ),
-            "step-time": Picture(draw_step_time(result), "Step time", scaled),
-        }
-    drawn |= {
-        "breakdown": Picture(draw_breakdown(result), "Where the time of a step goes", scaled),
-        "timeline": Picture(draw_timeline(main), "One step", of_main),
+    several, use = len(result.points) > 1, main.parallel_layout
+    curves = {
+        "throughput": (draw_throughput, f"Throughput, {quantities.samples(result)} per second"),
+        "efficiency": (draw_efficiency, "Efficiency, share of linear scaling"),
+        "step-time": (draw_step_time, "Step time"),
+        "breakdown": (draw_breakdown, "Where the time of a step goes"),
     }
-    if main.parallel_layout is not None and main.parallel_layout.stages:
-        drawn["pipeline"] = Picture(draw_pipeline(main), "Stages of one step", of_main)
-    return drawn | {
+    of_one = {
+        "timeline": (draw_timeline, "One step"),
+        **({"pipeline": (draw_pipeline, "Stages of one step")} if use and use.stages else {}),
+    }
+    return {
+        **{
+            name: Picture(draw(result), title, scaled)
+            for name, (draw, title) in curves.items()
+            if several or name == "breakdown"
+        },
+        **{name: Picture(draw(main), title, of_main) for name, (draw, title) in of_one.items()},
         "topology": Picture(
             draw_topology(result.topology, main),
             "Machine and links",

@@ -122,9 +122,11 @@ def _terminal_table(block: Table) -> RenderableType:
     from rich import box, table
     from rich.text import Text
 
-    drawn = table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if block.ruled:
-        drawn = table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    drawn = (
+        table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        if block.ruled
+        else table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    )
     for title, numeric in zip(block.titles, block.numeric, strict=True):
         drawn.add_column(
             Text(printable(title)),
