@@ -87,8 +87,9 @@ def as_scenario(
     >>> as_scenario("resnet50-dgx-a100", keywords={"cluster__nodes": 4}).cluster.nodes
     4
     """
-    changes = _check_fields(fields)
-    changes |= {name.replace("__", "."): _plain(value) for name, value in (keywords or {}).items()}
+    changes = _check_fields(fields) | {
+        name.replace("__", "."): _plain(value) for name, value in (keywords or {}).items()
+    }
     scenario = _find(question)
     if not changes:
         return scenario

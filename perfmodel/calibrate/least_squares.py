@@ -101,10 +101,9 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
 
 def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     """Covariance of the values with that of the mean of few runs added, shape (values, values)."""
-    total: FloatArray = solution.covariance.copy()
-    for side, deviation in zip(_sides(solution), (spread.times, spread.rates), strict=True):
-        total += np.outer(side, side) * deviation**2 / runs
-    return total
+    sides = zip(_sides(solution), (spread.times, spread.rates), strict=True)
+    more = (np.outer(side, side) * deviation**2 / runs for side, deviation in sides)
+    return sum(more, start=solution.covariance)
 
 
 def _sides(solution: Solution) -> tuple[FloatArray, FloatArray]:

@@ -80,8 +80,10 @@ def _observe(
     # Our rings of these two are chains around the library's rings.
     own = rows == "schedule" and (algorithm, op) not in {("ring", "broadcast"), ("ring", "reduce")}
     named = algorithm if own else None
-    for nbytes, time_s in measurement.times(rows):
-        yield Observation.of(machine, op, measurement.ranks, nbytes, time_s, run, named)
+    return (
+        Observation.of(machine, op, measurement.ranks, nbytes, time_s, run, named)
+        for nbytes, time_s in measurement.times(rows)
+    )
 
 
 class CostModel(ForwardModel):

@@ -142,10 +142,12 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
 
 def _comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Say what failed and what the numbers rest on."""
-    for imagined in comparison.what_ifs:
-        for side, message in zip(comparison.sides, imagined.messages, strict=True):
-            if message:
-                yield f"{imagined.what}, {side.label}: {message}"
+    yield from (
+        f"{imagined.what}, {side.label}: {message}"
+        for imagined in comparison.what_ifs
+        for side, message in zip(comparison.sides, imagined.messages, strict=True)
+        if message
+    )
     yield from comparison.assumptions[: 2 if comparison.what_ifs else 1]
 
 

@@ -227,12 +227,14 @@ def check_report_folder(
         **({} if store is None else {"--store": store}),
     }
     files = [folder / name for name in names]
-    faults = [find_output_fault("-o", path) for path in files]
-    faults += [
-        Fault("-o", place, f"another folder, as {path.name} would replace {role}")
-        for path in files
-        for role, other in inputs.items()
-        if _is_same_file(path, other)
+    faults = [
+        *(find_output_fault("-o", path) for path in files),
+        *(
+            Fault("-o", place, f"another folder, as {path.name} would replace {role}")
+            for path in files
+            for role, other in inputs.items()
+            if _is_same_file(path, other)
+        ),
     ]
     raise_faults(fault for fault in faults if fault is not None)
 

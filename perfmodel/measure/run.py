@@ -278,7 +278,7 @@ def require_memory(
         sharing, extra_bytes = (count, 2 * (size + SIDE_BYTES)) if on_device else (1, 0)
         free = min(_read_device_bytes(torch, job, device) for device in range(count // sharing))
         needs.insert(0, (sharing * rank_bytes + extra_bytes, free, "of the GPU's memory"))
-    faults = [
+    raise_faults(
         Fault(
             "sizes",
             f"{format_bytes(size)}, which needs {format_bytes(needed)} {where} in all",
@@ -286,8 +286,7 @@ def require_memory(
         )
         for needed, free, where in needs
         if free is not None and needed > free
-    ]
-    raise_faults(faults)
+    )
 
 
 def _count_rank_bytes(job: MeasurementJob, schedule: Schedule) -> int:

@@ -245,8 +245,10 @@ def what_if_table(comparison: Comparison) -> Table:
     """
     names, imagined = column_names(comparison.sides), comparison.what_ifs
     now_s = [side.point.step_time_s for side in comparison.sides]
-    rows = [("everything as it is", [(quantities.duration(step_s), "") for step_s in now_s])]
-    rows += [(each.what, list(map(_cells, each.steps_s, now_s))) for each in imagined]
+    rows = [
+        ("everything as it is", [(quantities.duration(step_s), "") for step_s in now_s]),
+        *((each.what, list(map(_cells, each.steps_s, now_s))) for each in imagined),
+    ]
     if len(names) > 3:  # one column per side, of the step and what is saved of it
         titles = ["with (saved)", *(f">{name}" for name in names)]
         return Table(

@@ -108,17 +108,18 @@ def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
 def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
     """List links that are alike: how many, kind, rate per direction, latency."""
     arcs = topology.arcs
-    for (kind, rate_Bps, latency_s), count in sorted(
-        Counter(
-            zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
-        ).items()
-    ):
-        yield (
+    alike = Counter(
+        zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
+    )
+    return (
+        (
             f"{count / 2:g}",
             in_words_of(topology, kind),
             format_bandwidth(rate_Bps),
             format_time(latency_s),
         )
+        for (kind, rate_Bps, latency_s), count in sorted(alike.items())
+    )
 
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:

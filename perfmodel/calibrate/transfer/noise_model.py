@@ -188,8 +188,7 @@ def _likeliest_factor(
     if open_ == 0.0 or not len(over):
         return 1.0
     logs = np.log(FACTORS)
-    density = _log_densities(base, by_residual, over)
-    density -= 0.5 * (logs / open_) ** 2
+    density = _log_densities(base, by_residual, over) - 0.5 * (logs / open_) ** 2
     at = int(np.clip(np.argmax(density), 1, len(density) - 2))
     before, middle, after = density[at - 1 : at + 2]
     bend = before - 2 * middle + after

@@ -76,10 +76,12 @@ def _sheets(document: Mapping[str, Any]) -> Iterator[Sheet]:
         yield name, heads, [[row.get(column) for column in columns] for row in flat]
     texts = [(name, str(text)) for name in lists.keys() - tables.keys() for text in lists[name]]
     yield "assumptions", ("kind", "text"), sorted(texts)
-    facts = [row for name in sorted(grounds) for row in grounds[name].items()]
-    facts += [
-        (f"record: {near['record']}", near["source"])
-        for near in (document.get("evidence") or {}).get("nearest", ())
+    facts = [
+        *(row for name in sorted(grounds) for row in grounds[name].items()),
+        *(
+            (f"record: {near['record']}", near["source"])
+            for near in (document.get("evidence") or {}).get("nearest", ())
+        ),
     ]
     yield "sources", ("what", "source"), facts
 

@@ -315,12 +315,18 @@ def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
         (span.step, span.start_s) for span in timeline.spans if span.kind not in HOST_KINDS
     )
     steps = sorted(starts_s)
-    borders = [nanoseconds(min(starts_s[step])) for step in steps]
-    borders.append(max((nanoseconds(span.end_s) for span in timeline.spans), default=0))
-    for pid in pids:
-        for step, (start, stop) in zip(steps, itertools.pairwise(borders), strict=True):
-            times_ns, name = (start, max(start, stop)), f"ProfilerStep#{step}"
-            yield _complete("user_annotation", name, (pid, STEP_TID), times_ns, {})
+    borders = [
+        *(nanoseconds(min(starts_s[step])) for step in steps),
+        max((nanoseconds(span.end_s) for span in timeline.spans), default=0),
+    ]
+    lasting = list(zip(steps, itertools.pairwise(borders), strict=True))
+    return (
+        _complete(
+            "user_annotation", f"ProfilerStep#{step}", (pid, STEP_TID), (begin, max(begin, end)), {}
+        )
+        for pid in pids
+        for step, (begin, end) in lasting
+    )
 
 
 def _track_events(

@@ -131,8 +131,10 @@ class Phrase:
 def _patterns(gpus: tuple[str, ...], *, prose: bool) -> dict[str, dict[str, re.Pattern[str]]]:
     """Words of each subject; those of GPUs and CPUs with the names in the tables of parts."""
     spelled = {part.spelled for part in hardware_parts().gpus.values()}
-    families = [re.escape(name) for name in gpus]
-    families += [r"[\s_-]*".join(map(re.escape, name.split())) for name in spelled]
+    families = [
+        *(re.escape(name) for name in gpus),
+        *(r"[\s_-]*".join(map(re.escape, name.split())) for name in spelled),
+    ]
     longest_first = sorted(families, key=len, reverse=True)
     cpus = "|".join(map(re.escape, hardware_parts().cpus))
     clouds = (name for cloud in hardware_parts().clouds.values() for name in cloud.spelled)

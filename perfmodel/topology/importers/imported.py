@@ -87,11 +87,13 @@ def template_text(
     position, text.
     """
     split = (line for comment in comments for line in comment.splitlines())
-    lines = [f"# {_one_line(line)}".rstrip() for line in split]
-    lines += [
-        line
-        for key, value in document.items()
-        for line in _field(key, value, "", (entry_comments or {}).get(key, {}))
+    lines = [
+        *(f"# {_one_line(line)}".rstrip() for line in split),
+        *(
+            line
+            for key, value in document.items()
+            for line in _field(key, value, "", (entry_comments or {}).get(key, {}))
+        ),
     ]
     return "\n".join(lines) + "\n"
 

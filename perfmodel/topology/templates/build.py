@@ -196,8 +196,8 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
-    for fault in [*_device_faults(topology)] or _route_faults(topology):
-        yield replace(fault, file=file)
+    faults = [*_device_faults(topology)] or _route_faults(topology)
+    return (replace(fault, file=file) for fault in faults)
 
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:

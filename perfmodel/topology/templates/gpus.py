@@ -311,8 +311,9 @@ def gpu_spec(name: str) -> GpuSpec:
 
 def _source_texts(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
     stated = spec.model_fields_set - _UNSOURCED
-    texts = {field: spec.source for field in sorted(stated) if spec.source is not None}
-    texts |= spec.sources
+    texts = {
+        field: spec.source for field in sorted(stated) if spec.source is not None
+    } | spec.sources
     return {field: resolve_source(text, table.sources) for field, text in texts.items()}
 
 

@@ -411,9 +411,12 @@ class FabricSpec(FabricSection):
     def _check_effect(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a number that this shape has no use for, unless it says what is so anyway."""
         shape, field = info.data.get("kind"), info.field_name or ""
-        if shape is None or value is None or field in _EVERY_SHAPE | _USES[shape]:
-            return value
-        if shape in _NEVER_BLOCK and _TRUE_ANYWAY.get(field) == value:
+        if (
+            shape is None
+            or value is None
+            or field in _EVERY_SHAPE | _USES[shape]
+            or (shape in _NEVER_BLOCK and _TRUE_ANYWAY.get(field) == value)
+        ):
             return value
         uses = sorted((_EVERY_SHAPE | _USES[shape]) - {"kind"})
         raise ValueError(f"nothing with kind: {shape}, which has {', '.join(uses)}")

@@ -165,13 +165,19 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
             replace(fault, field=_flag(fault.field), file=read.file) for fault in error.faults
         ) from None
     unread = [_flag(key) for key in read.values if key not in _FIELDS]
-    source = "arguments of Megatron-LM"
-    source += f"; not of the model, and not read: {', '.join(unread)}" if unread else ""
+    rest = f"; not of the model, and not read: {', '.join(unread)}" if unread else ""
     title, longest = name or "megatron", arguments.max_position_embeddings
     multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
     return Buildable(
         title,
-        partial(_build, title, source, arguments, _shape(arguments), multiple),
+        partial(
+            _build,
+            title,
+            f"arguments of Megatron-LM{rest}",
+            arguments,
+            _shape(arguments),
+            multiple,
+        ),
         (
             arguments.seq_length
             or (longest if _is_learned(arguments) else None)

@@ -189,7 +189,7 @@ def _read_index(path: Path) -> dict[str, Entry]:
         )
     names = list(dict.fromkeys(placed.values()))
     foreign = [name for name in names if Path(name).name != name]
-    faults = [
+    raise_faults(
         Fault("weight_map", list_first(group), allowed, str(path))
         for group, allowed in (
             (foreign, "names of files in the same folder"),
@@ -199,8 +199,7 @@ def _read_index(path: Path) -> dict[str, Entry]:
             ),
         )
         if group
-    ]
-    raise_faults(faults)
+    )
     headers = (read_header(path.parent / name) for name in names)
     shapes = {tensor: entry for header in headers for tensor, entry in _tensors(header).items()}
     missing = [name for name in placed if name not in shapes]
