@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
+from perfmodel.memo import applying
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.model import ExpertCount
 from perfmodel.workload.configs import family_models, image_models
@@ -124,16 +125,15 @@ def value_faults(content: Mapping[str, Any]) -> list[Fault]:
 def extra_notes(content: Mapping[str, Any], contract: type[HubConfig]) -> tuple[str, ...]:
     """Return what of a file is left out, in sentences."""
     notes = [note for field, note in SWITCHES.items() if content.get(field)]
-    if method := quantization_of(content):
-        notes.append(
-            f"Its weights are stored as {method}; trained in bf16, as they are dequantised."
-        )
+    method = quantization_of(content)
     read_fields = HARMLESS | SWITCHES.keys() | contract.model_fields.keys()
     others = sorted(field for field, value in content.items() if value and field not in read_fields)
-    if others:
-        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        notes.append(f"Fields that are not read: {', '.join(others[:MOST_NAMED])}{more}.")
-    return tuple(notes)
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    found = applying(
+        (method, f"Its weights are stored as {method}; trained in bf16, as they are dequantised."),
+        (others, f"Fields that are not read: {', '.join(others[:MOST_NAMED])}{more}."),
+    )
+    return (*notes, *found)
 
 
 def quantization_of(content: Mapping[str, Any]) -> str:

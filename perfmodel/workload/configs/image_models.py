@@ -105,8 +105,11 @@ def unet_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
         for value in (config.attention_head_dim, config.transformer_layers_per_block)
     )
     mirrored = [kind.replace("Down", "Up") for kind in down[::-1]]
-    fields = {"down_block_types": down, "attention_head_dim": heads}
-    fields["transformer_layers_per_block"] = depths
+    fields = {
+        "down_block_types": down,
+        "attention_head_dim": heads,
+        "transformer_layers_per_block": depths,
+    }
     allowed = f"one value for each of the {len(channels)} block_out_channels"
     added, apart = config.addition_embed_type, [*config.up_block_types] != mirrored
     unsized = added is not None and config.projection_class_embeddings_input_dim is None

@@ -144,10 +144,12 @@ def _sum_by_layer(
     measured: Iterable[_Row], workload: Workload, path: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the rows of each layer; refuse unknown names and untimed layers."""
-    positions = {layer.name: position for position, layer in enumerate(workload.layers)}
-    for position, layer in enumerate(workload.layers):
-        for index in layer.tensors:
-            positions.setdefault(workload.tensors[index].name, position)
+    numbered = list(enumerate(workload.layers))
+    positions = {
+        workload.tensors[index].name: position
+        for position, layer in reversed(numbered)  # the first layer that has a tensor counts
+        for index in layer.tensors
+    } | {layer.name: position for position, layer in numbered}
     frozen = {tensor.name for tensor in workload.tensors} - set(positions)
     times = np.zeros((2, len(workload.layers)))
     timed, faults = set(), list[Fault]()

@@ -137,10 +137,8 @@ def bert(
             * shard.sequence_parallel,
         )
         parts.append(pooler)
-    if head != "pooler":
-        parts += _head(s, shape, shard)
-    if head == "pre-training":
-        parts.append(linear("cls.seq_relationship", 1, h, 2))
+    parts += [] if head == "pooler" else _head(s, shape, shard)
+    parts += [linear("cls.seq_relationship", 1, h, 2)] if head == "pre-training" else []
     family, ordered = ENCODER_NAMES[shape.names], [*ordered, *parts[given:]]
     parts = [renamed(part, family.replaced) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids

@@ -117,11 +117,11 @@ def build(
         )
     )
     raise_faults(faults)
-    arguments: dict[str, Any] = {field: sizes[field] or model.default} if field else {}
-    if model.kind != "image":
-        arguments["shard"] = shard
-    if model.has_experts:
-        arguments["settings"] = experts
+    arguments: dict[str, Any] = {
+        **({field: sizes[field] or model.default} if field else {}),
+        **({} if model.kind == "image" else {"shard": shard}),
+        **({"settings": experts} if model.has_experts else {}),
+    }
     workload = _make(model, dtype=dtype, **arguments)
     return replace(workload, notes=(*workload.notes, *model.notes)) if model.notes else workload
 

@@ -75,9 +75,11 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     `shard`: which part of the table a rank holds.
     """
     own_vocabulary, h = shard.padded(shape.vocabulary) // shard.tensor, shape.width
-    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, h)),)
-    if shape.learned_positions:
-        tables += (("model.embed_positions.weight", (shape.positions, h)),)
+    positions = (("model.embed_positions.weight", (shape.positions, h)),)
+    tables = (
+        ("model.embed_tokens.weight", (own_vocabulary, h)),
+        *(positions if shape.learned_positions else ()),
+    )
     part = token_tables(
         "model.embed_tokens",
         tables,

@@ -274,9 +274,11 @@ def _grouped(
     groups = place.routed.experts // place.block.shard.expert
     implementation = place.settings.implementation
     sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
-    own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
-    if place.routed.biased:
-        own += ((f"{own[0][0]}{BIAS}", (groups, outputs)),)
+    weight = place.named(f"experts.{name}")
+    own: tuple[Parameter, ...] = (
+        (weight, (groups, *sides)),
+        *([(f"{weight}{BIAS}", (groups, outputs))] if place.routed.biased else []),
+    )
     pairs = float(place.tokens * place.routed.top_k)
     layer = Layer(
         name=own[0][0],

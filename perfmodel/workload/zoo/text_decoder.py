@@ -115,9 +115,8 @@ def text_decoder(
     )
     tables: tuple[Parameter, ...] = (
         (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
+        *([(f"{ends.positions}.weight", (shape.positions, h))] if ends.positions else []),
     )
-    if ends.positions:
-        tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
     first = token_tables(
         ends.first_layer or ends.embedding,
         tables,
