@@ -214,9 +214,11 @@ def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
     """Throughputs; their unit beside the name where there are many sides of one kind of sample."""
     counts = [quantities.count(side.point.samples_per_s) for side in comparison.sides]
     units = [f"{side.result.samples.units}/s" for side in comparison.sides]
-    if len(set(units)) == 1:
-        return (f"throughput, {units[0]}", *counts)
-    return ("throughput", *map(" ".join, zip(counts, units, strict=True)))
+    return (
+        (f"throughput, {units[0]}", *counts)
+        if len(set(units)) == 1
+        else ("throughput", *map(" ".join, zip(counts, units, strict=True)))
+    )
 
 
 def _memory(side: Side) -> str:

@@ -209,9 +209,8 @@ def _limit(first: Side, side: Side, versus: SideDifference) -> str:
 
 def signed_ratio(ratio: float) -> str:
     """Write a ratio as a change: ``"+12 %"``."""
-    if abs(ratio - 1) < LEAST_RELATIVE_CHANGE:
-        return "0 %"
-    return f"{'+' if ratio > 1 else quantities.MINUS}{_percent(ratio)}"
+    changed = f"{'+' if ratio > 1 else quantities.MINUS}{_percent(ratio)}"
+    return "0 %" if abs(ratio - 1) < LEAST_RELATIVE_CHANGE else changed
 
 
 def unread_fields(comparison: Comparison) -> list[str]:

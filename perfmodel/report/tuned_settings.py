@@ -66,9 +66,12 @@ def _yaml(value: object) -> str:
 
 def settings_table(tuned: SettingsTuning) -> Table:
     """The default, the scenario's own, the best, and the quickest others."""
-    named = [("defaults", tuned.default), ("the scenario's own", tuned.requested)]
-    if tuned.best is not None and not tuned.keep:
-        named.append((f"best: {_listed(tuned.best)}", tuned.best))
+    best = () if tuned.best is None or tuned.keep else (tuned.best,)
+    named = [
+        ("defaults", tuned.default),
+        ("the scenario's own", tuned.requested),
+        *((f"best: {_listed(trial)}", trial) for trial in best),
+    ]
     listed = [dict(trial.values) for _, trial in named if trial is not None]
     others = [trial for trial in tuned.trials if dict(trial.values) not in listed]
     named += [(_listed(trial), trial) for trial in others[:MOST_ROWS]]

@@ -150,15 +150,18 @@ def _tiles(tuned: TuneResult) -> Tiles:
             "1 MiB first, then 25 MiB",
         ),
     ]
-    if bound_s is not None:
-        tiles.append(
+    bound = (
+        []
+        if bound_s is None
+        else [
             Tile(
                 "Lower bound",
                 tuning_text.fine(bound_s),
                 f"the list is {quantities.percent(best_s / bound_s - 1.0)} above it",
             )
-        )
-    return Tiles(tiles)
+        ]
+    )
+    return Tiles([*tiles, *bound])
 
 
 def _curve(tuned: TuneResult) -> Section:

@@ -114,8 +114,12 @@ def _match(sweep: Sweep, folder: Path) -> Matched:
         host = find_host(_complete(stated, sweep, layout))
         unstated = _unstated(stated, sweep, layout)
         notes += [f"not stated: {name}" for name in unstated]
-        if stated.gpu.others:
-            notes.append(f"all GPUs taken as the first that is named, none as {stated.gpu.others}")
+        notes += applying(
+            (
+                stated.gpu.others,
+                f"all GPUs taken as the first that is named, none as {stated.gpu.others}",
+            )
+        )
     topology = build_cluster(host.node, layout, text)
     settings, remarks = read_settings(
         sweep.nccl_version,
@@ -214,18 +218,15 @@ def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
 
 def _unstated(host: HostText, sweep: Sweep, layout: Allocation) -> tuple[str, ...]:
     """Return what the time depends on and the columns do not state."""
-    network = host.network
-    missing = {
-        "the GPU": "not stated" in sweep.gpu.lower(),
-        "links between the GPUs of a host": layout.gpus > 1 and not host.intra.stated,
-    }
-    if layout.hosts > 1:
-        missing |= {
-            "the kind of network": network.kind is None or bool(network.assumptions),
-            "NICs per host": network.nics is None,
-            "the rate of a NIC": network.nic_Bps is None,
-        }
-    return tuple(name for name, absent in missing.items() if absent)
+    network, several = host.network, layout.hosts > 1
+    missing = (
+        ("not stated" in sweep.gpu.lower(), "the GPU"),
+        (layout.gpus > 1 and not host.intra.stated, "links between the GPUs of a host"),
+        (several and (network.kind is None or network.assumptions), "the kind of network"),
+        (several and network.nics is None, "NICs per host"),
+        (several and network.nic_Bps is None, "the rate of a NIC"),
+    )
+    return tuple(applying(*missing))
 
 
 def _pcie_of(node: NodeSpec) -> str:

@@ -338,9 +338,11 @@ def _track_events(
     for placed in track.placed:
         span, place = placed.span, (track.pid, track.tid)
         category, name, times_ns = "kernel", span.name, (placed.start_ns, placed.end_ns)
-        details: Event = {"kind": span.kind, "ready_us": nanoseconds(span.ready_s) / 1000}
-        if span.bucket is not None:
-            details["bucket"] = span.bucket
+        details: Event = {
+            "kind": span.kind,
+            "ready_us": nanoseconds(span.ready_s) / 1000,
+            **({} if span.bucket is None else {"bucket": span.bucket}),
+        }
         if span.kind in HOST_KINDS:
             yield _complete(
                 "cpu_op", name, place, times_ns, {"External id": placed.number} | details

@@ -101,16 +101,15 @@ def write_report(
         "summary.csv": result.summary.to_csv(index=False),
         "sizes.csv": sizes_csv(result),
         **({"buckets.csv": buckets_csv(result)} if result.main.buckets else {}),
+        **{
+            f"images/{name}": image
+            for name, image in (render(pictures(result), images) if images else {}).items()
+        },
     }
-    if images is not None:
-        files |= {
-            f"images/{name}": image for name, image in render(pictures(result), images).items()
-        }
     path, first_rank = write_report_files(folder, files), result.timeline.first_rank
     # Perfetto shows all ranks in one file; HolisticTraceAnalysis takes one for each.
-    places: dict[str, str | None] = {"timeline.json": None}
-    if len(first_rank) > 1:
-        places |= {f"ranks/rank{rank}.json.gz": name for name, rank in first_rank.items()}
+    ranks = {f"ranks/rank{rank}.json.gz": name for name, rank in first_rank.items()}
+    places = {"timeline.json": None, **(ranks if len(ranks) > 1 else {})}
     for place, rank_class in places.items():
         write_timeline(result, folder / place, rank_class)
     return path
@@ -328,9 +327,9 @@ def _memory_tile(memory: Memory) -> Tile:
     if not memory.is_stated:
         return Tile(title, figure, f"of {quantities.size(memory.capacity_bytes)}")
     used, verdict = memory.total_bytes / memory.capacity_bytes, quantities.memory_verdict(memory)
-    if not memory.fits or memory.tight:
-        return Tile(title, figure, f"{verdict}: {quantities.percent(used)}", "bad")
-    return Tile(title, figure, f"{verdict}, {quantities.percent(used)} used")
+    share, bad = quantities.percent(used), not memory.fits or memory.tight
+    note = f"{verdict}: {share}" if bad else f"{verdict}, {share} used"
+    return Tile(title, figure, note, "bad" if bad else "")
 
 
 def _memory(point: SizeResult) -> Section:

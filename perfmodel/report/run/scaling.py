@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, groupby, pairwise
 from typing import Any
 
-from perfmodel.memo import first_applying
+from perfmodel.memo import first_applying, grouped
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Box,
@@ -253,11 +253,8 @@ _ABOVE_CURVES = 0.84
 def bottleneck_colours(result: Result) -> dict[str, str]:
     """Colour of each kind of bottleneck."""
     own, others = {"compute": WORK["backward"], "host": WORK["host"]}, cycle(_OTHERS)
-    colours: dict[str, str] = {}
-    for run in runs(result):
-        if run.kind not in colours:
-            colours[run.kind] = own.get(run.first.limit) or next(others)
-    return colours
+    limits = grouped((run.kind, run.first.limit) for run in runs(result))
+    return {kind: own.get(first) or next(others) for kind, (first, *_) in limits.items()}
 
 
 def draw_throughput(result: Result) -> Drawing:
