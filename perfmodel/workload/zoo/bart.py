@@ -77,14 +77,14 @@ def _stack(
         (TABLE, (sizes[0], h)),
         (f"{root}.embed_positions.weight", (sizes[1], h)),
     )
-    first = token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2)
     first = more_work(
-        first, vector_bytes=ELEMENT_BYTES * passes_of("activation") * elements, kernels=1
+        token_tables(f"{root}.embed_tokens", tables, s, h, dropout=False, indexed=2),
+        vector_bytes=ELEMENT_BYTES * passes_of("activation") * elements,
+        kernels=1,
     )
     first = replace(first, parameters=tables[1:], ready=(tables[1][0],))
-    norm = last_norm(f"{root}.layernorm_embedding", s, h)
     norm = more_work(
-        norm,
+        last_norm(f"{root}.layernorm_embedding", s, h),
         vector_bytes=ELEMENT_BYTES * block.dropout * passes_of("dropout") * elements,
         saved_bytes=MASK_BYTES * block.dropout * elements,
         kernels=block.dropout,

@@ -91,23 +91,24 @@ def embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     """Rows of all tables, added, normalised and dropped out."""
     prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
     own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    rows = {"word": own_vocabulary, "position": shape.positions * shape.has_positions}
-    rows["token_type"] = shape.segments
+    rows = {
+        "word": own_vocabulary,
+        "position": shape.positions * shape.has_positions,
+        "token_type": shape.segments,
+    }
     tables: tuple[Parameter, ...] = tuple(
         (f"{prefix}.{name}_embeddings.weight", (count, h)) for name, count in rows.items() if count
     )
     norm, number = norm_parameters(f"{prefix}.LayerNorm", h), len(tables)
     passes, kernels, times = shape.norm
     # a gather for each table, an addition for each but the first, then normalisation and dropout
-    elements = float(
-        (number * passes_of("activation") + (number - 1) * passes_of("addition")) * s * h
-    )
-    elements += (passes + shape.dropout * passes_of("dropout")) * own * h
+    gathered = number * passes_of("activation") + (number - 1) * passes_of("addition")
     return embedding(
         prefix,
         tables + norm,
         (*norm_ready(norm, shape), *names(tables[1:]), *names(tables[:1])),
-        vector_elements=elements,
+        vector_elements=gathered * s * h
+        + (passes + shape.dropout * passes_of("dropout")) * own * h,
         fused_elements=float((1 + passes_of("fused_addition")) * s * h),
         stream_elements=float(times * own * h),
         saved_bytes=float(

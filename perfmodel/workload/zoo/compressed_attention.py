@@ -204,10 +204,18 @@ def _indexer(root: str, place: BlockPlace, shape: CompressedShape, rate: int) ->
         )
     ]
     passes = (passes_of("index_scores") * heads + passes_of("index_choice")) * s * keys
-    scores = linear(
-        f"{root}.scores", s * heads, size, keys, parameters=(), vector_elements=passes, kernels=12
+    scores = with_work(
+        linear(
+            f"{root}.scores",
+            s * heads,
+            size,
+            keys,
+            parameters=(),
+            vector_elements=passes,
+            kernels=12,
+        ),
+        weight_elements=0.0,
     )
-    scores = with_work(scores, weight_elements=0.0)
     return [
         replace(with_work(part, gradients=0), ready=()) for part in [*compressor, *maps, scores]
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import refuse_if
+from perfmodel.memo import first_applying
 from perfmodel.workload.kernels.element_wise import kernels_of, passes_of
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
@@ -389,8 +390,8 @@ def projection(
 
 def _has_bias(shape: DecoderShape, name: str) -> bool:
     """Whether a map of a block has a bias; of shared experts none has."""
-    if name.endswith(("q_proj", "k_proj", "v_proj")):
-        return shape.biased_attention
-    if name.endswith("o_proj"):
-        return shape.biased_output
-    return shape.biased_mlp and name.startswith("mlp.")
+    return first_applying(
+        (name.endswith(("q_proj", "k_proj", "v_proj")), shape.biased_attention),
+        (name.endswith("o_proj"), shape.biased_output),
+        (True, shape.biased_mlp and name.startswith("mlp.")),
+    )

@@ -95,10 +95,11 @@ def dit(*, dtype: str, image_size: int, name: str = DIT, shape: DitShape = XL) -
     patches, grid = convolution("pos_embed.proj", code, width, patch, stride=patch, relu=False)
     tokens, elements = grid.height * grid.width, grid.elements
     blocks = (_block(f"transformer_blocks.{block}", tokens, shape) for block in range(shape.layers))
-    parts = [patches, *chain.from_iterable(blocks)]
     first = "transformer_blocks.0.norm1.emb.timestep_embedder"
-    # the condition is computed once more, with the embedder of the first block
-    parts += [
+    parts = [
+        patches,
+        *chain.from_iterable(blocks),
+        # the condition is computed once more, with the embedder of the first block
         condition_map(f"{first}.linear_1.again", TIME_FEATURES, width, own=()),
         condition_map(f"{first}.linear_2.again", width, width, own=()),
         condition_map("proj_out_1", width, 2 * width),

@@ -43,7 +43,15 @@ def dlrm(
     products = vectors * (vectors - 1) // 2
     numbers = _perceptron("bot_l", bottom)
     scores = _perceptron("top_l", (width + products, *top))
-    tables = _tables(rows, width) if shard.expert == 1 else _shared_tables(rows, width, shard)
+    tables = (
+        # a row of each is gathered; its backward writes a gradient of all of it
+        [
+            _table(place, (count, width), ready=(f"emb_l.{place}.weight",))
+            for place, count in enumerate(rows)
+        ]
+        if shard.expert == 1
+        else _shared_tables(rows, width, shard)
+    )
     return assemble(
         name,
         [*numbers, *tables, _interaction(vectors, width, products), *scores],
@@ -58,14 +66,6 @@ def dlrm(
     )
 
 
-def _tables(rows: Sequence[int], width: int) -> list[Module]:
-    """A row of each; its backward writes a gradient of all of it."""
-    return [
-        _table(place, (count, width), ready=(f"emb_l.{place}.weight",))
-        for place, count in enumerate(rows)
-    ]
-
-
 def _shared_tables(rows: Sequence[int], width: int, shard: Shard) -> list[Module]:
     """Parts of tables that the fullest rank has; all indices and vectors travel together."""
     parts, ranks = _parts_of_tables(rows, width, shard), shard.expert
@@ -75,13 +75,12 @@ def _shared_tables(rows: Sequence[int], width: int, shard: Shard) -> list[Module
         "column": float(ranks),
     }
     there, home = _travel(len(rows), width, shard)
-    last = len(parts) - 1
     return [
         _table(
             place,
             shape,
             vectors=asked[shard.tables or "row"],
-            calls=there * (at == 0) + home * (at == last),
+            calls=there * (at == 0) + home * (at == len(parts) - 1),
         )
         for at, (place, shape) in enumerate(parts.items())
     ]

@@ -185,14 +185,16 @@ def expert_decoder(
         mixed, streams = shape.latent, shape.latent.streams
         raise_faults(whole_faults(replace(shard, expert=1), name, "its streams are not split"))
         collapse = [stream_weights("model.hc_head", s, decoder.width, mixed, streams)]
-    second = list[Module]()
-    if settings.second_token:
-        place = BlockPlace(PREFIX, s, decoder, shard)
-        second = [
+    place = BlockPlace(PREFIX, s, decoder, shard)
+    second = (
+        [
             joined_tokens(place),
             *_block(place, decoder.layers - 1, shape, family, settings, dtype),
             head_and_loss(decoder, s, shard, name=f"{PREFIX}.shared_head", is_shared=True),
         ]
+        if settings.second_token
+        else []
+    )
     parameters = [
         *first.parameters,
         *chain.from_iterable(in_order(block, order, 3) for block in blocks),

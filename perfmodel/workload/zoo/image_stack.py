@@ -184,28 +184,23 @@ def _head(shape: ImageShape, tokens: int) -> Module:
     """Map the token of the class: to classes, or to as many elements, through tanh."""
     h = shape.block.width
     if shape.names == "dinov2" and shape.classes is not None:
-        own = weight_and_bias("classifier", shape.classes, 2 * h)
-
         return linear(
             "classifier",
             1,
             2 * h,
             shape.classes,
-            parameters=own,
             vector_elements=float(tokens * h),
             saved_elements=float(2 * h),
             kernels=3,
         )
     if shape.classes is not None:
-        own = weight_and_bias("classifier", shape.classes, h)
-        return linear("classifier", 1, h, shape.classes, parameters=own)
+        return linear("classifier", 1, h, shape.classes)
     pooled = shape.pooled or h
     return linear(
         "pooler.dense",
         1,
         h,
         pooled,
-        parameters=weight_and_bias("pooler.dense", pooled, h),
         vector_elements=passes_of("activation") * pooled,
         saved_elements=float(pooled),
         kernels=2,

@@ -40,35 +40,19 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
     turned = float(s * rotary * heads)
     joined = float(s * heads * size)
     turn, fused_turn = passes_of("rotary") * turned + passes_of("joined_heads") * joined, 2 * joined
-    if latent.query_rank is None:
-        queries = [
-            normed_map(
-                place,
-                "q_proj",
-                shape.width,
-                heads * size,
-                norm="input_layernorm",
-                by_columns=True,
-                vector=turn,
-                fused=fused_turn,
-            )
-        ]
-    else:
-        queries = [
-            normed_map(place, "q_a_proj", shape.width, latent.query_rank, norm="input_layernorm"),
-            normed_map(
-                place,
-                "q_b_proj",
-                latent.query_rank,
-                heads * size,
-                norm="self_attn.q_a_layernorm",
-                by_columns=True,
-                vector=turn,
-                fused=fused_turn,
-            ),
-        ]
+    first, narrow = "input_layernorm", latent.query_rank
     return [
-        *queries,
+        *([normed_map(place, "q_a_proj", shape.width, narrow, norm=first)] if narrow else []),
+        normed_map(
+            place,
+            "q_b_proj" if narrow else "q_proj",
+            narrow or shape.width,
+            heads * size,
+            norm="self_attn.q_a_layernorm" if narrow else first,
+            by_columns=True,
+            vector=turn,
+            fused=fused_turn,
+        ),
         normed_map(
             place,
             "kv_a_proj_with_mqa",
@@ -141,13 +125,17 @@ def _indexer(place: BlockPlace, latent: LatentShape) -> list[Module]:
         )
     ]
     products = [
-        linear(f"{root}.{name}", rows, depth, s, parameters=(), vector_elements=more, kernels=many)
+        with_work(
+            linear(
+                f"{root}.{name}", rows, depth, s, parameters=(), vector_elements=more, kernels=many
+            ),
+            weight_elements=0.0,
+        )
         for name, rows, depth, more, many in (
             ("scores", s * heads, size, passes_of("index_scores") * heads * pairs, 3),
             ("choice", s, heads, passes_of("index_choice") * pairs, 7),
         )
     ]
-    products = [with_work(part, weight_elements=0.0) for part in products]
     return [replace(with_work(part, gradients=0), ready=()) for part in [*maps, *products]]
 
 
@@ -180,9 +168,7 @@ def normed_map(
     results = elements * norm.startswith("self_attn.")
     saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
     saved["saved_elements"] += float(elements)
-    calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
-    if by_columns:
-        calls += column_calls(shard, s * inputs)
+    calls += norm_calls(shard, numels(normed if by_columns else normed + own))
     return linear(
         f"{place.prefix}.self_attn.{name}",
         s,
@@ -198,5 +184,5 @@ def normed_map(
         **saved,
         fused_kept=Kept(float(elements + results), float(elements - results)),
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
-        calls=calls,
+        calls=calls + (column_calls(shard, s * inputs) if by_columns else ()),
     )

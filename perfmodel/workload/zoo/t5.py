@@ -136,10 +136,16 @@ def t5(
     )
     encoder = _stack("encoder", s, None, shape, shard)
     decoder = _stack("decoder", targets, s, shape, shard)
-    parts = [first, *encoder, _final_norm("encoder", s, shape, shard)]
-    # the gradient of the embedding is complete when the encoder's use of it is done
-    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape, shard)]
-    parts.append(_head(targets, shape, shard))
+    parts = [
+        first,
+        *encoder,
+        _final_norm("encoder", s, shape, shard),
+        # the gradient of the embedding is complete when the encoder's use of it is done
+        Module(again.layer),
+        *decoder,
+        _final_norm("decoder", targets, shape, shard),
+        _head(targets, shape, shard),
+    ]
     return assemble(
         name,
         parts,
@@ -223,21 +229,27 @@ def _stack(
     parts: list[Module] = []
     for number in range(shape.layers if source is None else shape.decoder_layers or shape.layers):
         prefix, first = f"{stack}.block.{number}.layer", number == 0
-        parts += _attention(
-            f"{prefix}.0",
-            "SelfAttention",
-            tokens,
-            None,
-            shape,
-            shard,
-            first=first,
-            causal=source is not None,
-        )
-        if source is not None:
-            parts += _attention(
-                f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard, first=first
-            )
-        parts += _feed_forward(f"{prefix}.{1 if source is None else 2}", tokens, shape, shard)
+        crossed = source is not None
+        parts += [
+            *_attention(
+                f"{prefix}.0",
+                "SelfAttention",
+                tokens,
+                None,
+                shape,
+                shard,
+                first=first,
+                causal=crossed,
+            ),
+            *(
+                _attention(
+                    f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard, first=first
+                )
+                if crossed
+                else ()
+            ),
+            *_feed_forward(f"{prefix}.{1 + crossed}", tokens, shape, shard),
+        ]
     return parts
 
 

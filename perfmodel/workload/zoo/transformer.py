@@ -67,10 +67,10 @@ def attention(
     `kept_values`: elements of a token that are kept with its values, where these are part of more.
     `held`: times the queries' elements that are held beside where it is fused (see `Layer`).
     """
-    attended = _attended(
-        shard, tokens, keys or tokens, width, heads, kv_width or width, causal, window
+    attended = replace(
+        _attended(shard, tokens, keys or tokens, width, heads, kv_width or width, causal, window),
+        value_head_size=value_width and value_width // heads,
     )
-    attended = replace(attended, value_head_size=value_width and value_width // heads)
     size, value_size = attended.head_size, attended.value_size
     split = shard.context_kind != "ulysses" and shard.context > 1
     queries = attended.tokens * attended.heads * size

@@ -215,7 +215,7 @@ def residual_block(name: str, image: Image, channels: int, time: int) -> list[Mo
     """
     first, out = plain_convolution(f"{name}.conv1", image, channels)
     last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=passes_of("addition") + 2)
-    parts = [
+    return [
         group_norm(f"{name}.norm1", image, activation=True),
         first,
         linear(
@@ -230,11 +230,13 @@ def residual_block(name: str, image: Image, channels: int, time: int) -> list[Mo
         ),
         group_norm(f"{name}.norm2", out, activation=True),
         last,
+        # its gradient is added to that of the first norm; it runs before the addition
+        *(
+            [plain_convolution(f"{name}.conv_shortcut", image, channels, 1)[0]]
+            if image.channels != channels
+            else []
+        ),
     ]
-    if image.channels == channels:
-        return parts
-    # its gradient is added to that of the first norm; it runs before the addition
-    return [*parts, plain_convolution(f"{name}.conv_shortcut", image, channels, 1)[0]]
 
 
 def transformer(name: str, image: Image, depth: int, heads: int, shape: UnetShape) -> list[Module]:

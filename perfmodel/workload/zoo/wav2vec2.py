@@ -75,20 +75,21 @@ def wav2vec2(
     projected = _projection(f"{root}feature_projection", s, last, h, mask)
     norm = last_norm(f"{root}encoder.layer_norm", s, h)
     blocks, ordered = stack_blocks(f"{root}encoder.layers", layers, block, s)
-    head = vocabulary_head(
-        "lm_head",
-        s,
-        h,
-        vocabulary or 1,
-        norm=(),
-        tied=False,
-        biased=True,
-        wide_loss=False,
-        shard=WHOLE,
-    )
-    heads = [head] if vocabulary else []
-    if codes:
-        heads = contrastive_parts(s, h, last, codes, dropout=codes_dropout)
+    heads = contrastive_parts(s, h, last, codes, dropout=codes_dropout) if codes else []
+    if vocabulary and not codes:
+        heads = [
+            vocabulary_head(
+                "lm_head",
+                s,
+                h,
+                vocabulary,
+                norm=(),
+                tied=False,
+                biased=True,
+                wide_loss=False,
+                shard=WHOLE,
+            )
+        ]
     early, late = ([norm], []) if block.late_norms else ([], [norm])
     return assemble(
         name,
