@@ -296,9 +296,11 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
             captured.document["layers"], times.forward_s, times.backward_s, strict=True
         )
     ]
-    document = {**captured.document, "layers": layers}
-    if times.optimizer_s is not None:
-        document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
+    document = {
+        **captured.document,
+        "layers": layers,
+        **({} if times.optimizer_s is None else {"optimizer": f"{1e6 * times.optimizer_s:.6g} us"}),
+    }
     with suppress(InputError):  # of a GPU that the table lacks: they hold for any machine
         document["device"] = "cpu-process" if times.device == "cpu" else read_gpu(times.device).name
     precision = f" under autocast to {autocast}" if autocast else ""
@@ -308,11 +310,17 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
             f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
             f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
         ),
+        *(
+            []
+            if times.slowdown is None
+            else [
+                (
+                    f"Forward and backward took {times.slowdown:.3g} times as long beside an "
+                    "all-reduce."
+                )
+            ]
+        ),
     ]
-    if times.slowdown is not None:
-        notes.append(
-            f"Forward and backward took {times.slowdown:.3g} times as long beside an all-reduce."
-        )
     return replace(captured, document=document, notes=tuple(notes), measured=times)
 
 

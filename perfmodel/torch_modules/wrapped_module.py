@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, refuse_if
+from perfmodel.errors import refuse_if
+from perfmodel.memo import first_applying
 from perfmodel.workload.model import SAMPLE, Sample, sequence_of
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -77,8 +78,12 @@ def _check_whole(model: Any) -> None:
             f"a module compiled by torch.jit{place}",
             "the module before torch.jit.script or torch.jit.trace",
         )
-        wrapped = type(part).__name__ == "FullyShardedDataParallel"
-        refuse_if(wrapped, "model", f"a module in FullyShardedDataParallel{place}", UNSHARDED)
+        refuse_if(
+            type(part).__name__ == "FullyShardedDataParallel",
+            "model",
+            f"a module in FullyShardedDataParallel{place}",
+            UNSHARDED,
+        )
     for name, parameter in model.named_parameters():
         refuse_if(
             torch.nn.parameter.is_lazy(parameter),
@@ -177,24 +182,28 @@ def sample_count(batch: Any) -> int:
         "a nested tensor",
         "tensors that are filled up alike",
     )
-    if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
-        text = "no tensor with a first dimension" if tensors else "no tensor"
-        text += f" in a {type(batch).__name__}"
-        allowed = "a tensor, a tuple, a dict or a dataclass of tensors; or samples="
-        if hasattr(batch, "__iter__") and not isinstance(batch, Mapping | list | tuple):
-            allowed += "; of a DataLoader one batch: next(iter(loader))"
-        raise InputError(Fault("batch", text, allowed))
+    is_loader = hasattr(batch, "__iter__") and not isinstance(batch, Mapping | list | tuple)
+    refuse_if(
+        not tensors or not tensors[0].dim() or not tensors[0].shape[0],
+        "batch",
+        f"no tensor{' with a first dimension' if tensors else ''} in a {type(batch).__name__}",
+        "a tensor, a tuple, a dict or a dataclass of tensors; or samples="
+        f"{'; of a DataLoader one batch: next(iter(loader))' if is_loader else ''}",
+    )
     return int(tensors[0].shape[0])
 
 
 def describe_sample(batch: Any) -> Sample:
     """What one sample is, as far as shapes tell."""
     tensor = _tensors(batch)[0]
-    if tensor.dim() == 4 and tensor.shape[1] in {1, 3}:
-        return Sample("image", is_image=True)
-    if tensor.dim() == 2 and not tensor.is_floating_point():
-        return sequence_of(int(tensor.shape[1]))
-    return SAMPLE
+    return first_applying(
+        (tensor.dim() == 4 and tensor.shape[1] in {1, 3}, Sample("image", is_image=True)),
+        (
+            tensor.dim() == 2 and not tensor.is_floating_point(),
+            sequence_of(int(tensor.shape[-1])),
+        ),
+        (True, SAMPLE),
+    )
 
 
 def _tensors(values: Any) -> list[Any]:
