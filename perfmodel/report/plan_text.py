@@ -220,10 +220,16 @@ def answers(plan: PlanResult) -> dict[str, str]:
         ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
         for answer, own in questions.items()
     }
-    best = plan.best
-    if best and best.step and best.step.rests_on:
-        joined[f"{best.candidate} rests on"] = best.step.rests_on
-    return joined | dict(_price_answer(plan)) | dict(_upgrade_answers(plan))
+    return {
+        **joined,
+        **(
+            {f"{plan.best.candidate} rests on": plan.best.step.rests_on}
+            if plan.best and plan.best.step and plan.best.step.rests_on
+            else {}
+        ),
+        **dict(_price_answer(plan)),
+        **dict(_upgrade_answers(plan)),
+    }
 
 
 def _price_answer(plan: PlanResult) -> Iterator[tuple[str, str]]:

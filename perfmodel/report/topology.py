@@ -177,8 +177,6 @@ def write_topology(topology: Topology, path: Path) -> Path:
 def topology_html(topology: Topology) -> str:
     """Build the page as one string."""
     names, rows = path_matrix(topology)
-    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=False)])
-    said = _paths_text({cell for row in rows for cell in row})
     device = "process " if has_processes(topology) else "gpu "
     return render_html(
         topology.name,
@@ -205,7 +203,14 @@ def topology_html(topology: Topology) -> str:
                                 list(link_rows(topology)),
                             ),
                         ),
-                        section("Paths inside a host", said, table)
+                        section(
+                            "Paths inside a host",
+                            _paths_text({cell for row in rows for cell in row}),
+                            Table(
+                                ("", *names),
+                                [(name, *row) for name, row in zip(names, rows, strict=False)],
+                            ),
+                        )
                         if len(names) <= _MOST_COLUMNS
                         else None,
                     )

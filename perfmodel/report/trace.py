@@ -120,8 +120,10 @@ def _replayed(analysis: TraceAnalysis) -> Iterator[str]:
         yield f"No scenario: {analysis.refusal}"
         return
     error = f"{100 * comparison.error:+.1f} %".replace("-", quantities.MINUS)
-    takes = duration(comparison.simulated_s)
-    yield f"Rebuilt and simulated on the machine as recorded: {takes}, {error}."
+    yield (
+        "Rebuilt and simulated on the machine as recorded: "
+        f"{duration(comparison.simulated_s)}, {error}."
+    )
     if changed is not None:
         yield (
             f"With the changes: {duration(changed.simulated_s)}, "
@@ -229,21 +231,28 @@ def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    document = to_json(analysis)
-    files: dict[str, object] = {
-        PAGE: trace_html(analysis),
-        SUMMARY: document,
-        SPREADSHEET: spreadsheet(document),
-    }
-    if analysis.comparison is not None:
-        first = analysis.first
-        files[TIMELINE] = to_kineto(
-            analysis.comparison.result.timeline,
-            world_size=first.world_size,
-            backend=first.backend or "nccl",
-            gpu=first.device,
-        )
-    return write_report_files(folder, files)
+    document, first = to_json(analysis), analysis.first
+    timelines = (
+        {}
+        if analysis.comparison is None
+        else {
+            TIMELINE: to_kineto(
+                analysis.comparison.result.timeline,
+                world_size=first.world_size,
+                backend=first.backend or "nccl",
+                gpu=first.device,
+            )
+        }
+    )
+    return write_report_files(
+        folder,
+        {
+            PAGE: trace_html(analysis),
+            SUMMARY: document,
+            SPREADSHEET: spreadsheet(document),
+            **timelines,
+        },
+    )
 
 
 def trace_html(analysis: TraceAnalysis) -> str:
@@ -312,18 +321,26 @@ def recorded_bars(analysis: TraceAnalysis) -> Iterator[Bar]:
     ):
         for at in order:
             end = position + float(times[at])
-            label = f"{kind} {first.layers[at].name}"
-            yield Bar(compute, work_of(kind), position, end, label)
+            yield Bar(compute, work_of(kind), position, end, f"{kind} {first.layers[at].name}")
             position = end
     yield Bar(compute, work_of("optimizer"), tail, profile.step_s, "optimizer and the rest")
     for call in last.others:
         if call.start_s >= last.start_s:
-            begin_s, end_s = call.start_s - last.start_s, call.end_s - last.start_s
-            label = f"{call.op} of {call.elements or 'some'} elements"
-            yield Bar(comm, work_of("communication"), begin_s, end_s, label)
+            yield Bar(
+                comm,
+                work_of("communication"),
+                call.start_s - last.start_s,
+                call.end_s - last.start_s,
+                f"{call.op} of {call.elements or 'some'} elements",
+            )
     for b in profile.buckets:
-        label = f"all-reduce of bucket {b.index}"
-        yield Bar(comm, work_of("communication"), b.start_s, b.end_s, label)
+        yield Bar(
+            comm,
+            work_of("communication"),
+            b.start_s,
+            b.end_s,
+            f"all-reduce of bucket {b.index}",
+        )
 
 
 def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
