@@ -73,12 +73,18 @@ def compile_topology(
         **{f"gpu {field}": text for field, text in gpu_sources(gpu.name).items()},
         **facts.get("sources", {}),
         **{f"fabric {field}": text for field, text in wider.get("sources", {}).items()},
+        **(
+            {
+                "gpu power_limit": (
+                    f"assumption: matrix products at {100 * gpu.limited_rate:.0f} % of their rate "
+                    f"at full power under {gpu.power_W:g} W, fitted to published measurements of "
+                    "limited boards"
+                )
+            }
+            if gpu.limited_rate < 1
+            else {}
+        ),
     }
-    if gpu.limited_rate < 1:
-        sources["gpu power_limit"] = (
-            f"assumption: matrix products at {100 * gpu.limited_rate:.0f} % of their rate at full "
-            f"power under {gpu.power_W:g} W, fitted to published measurements of limited boards"
-        )
     name = facts.get("name", "")
     return Topology(
         name=f"{name} x {hosts}" if hosts > 1 else name,

@@ -134,7 +134,7 @@ class _FitInput:
 
     def compare_runs(self) -> list[str]:
         """Notes on runs with other settings than the first run of the same collective."""
-        notes, first = [], dict[str, tuple[str, ConfiguredMachine]]()
+        notes, first = list[str](), dict[str, tuple[str, ConfiguredMachine]]()
         for file, (topology, settings, op, _) in zip(self.files, self.runs, strict=True):
             other_file, other = first.setdefault(op, (file, (topology, settings)))
             reasons = "; ".join(differences(op, (topology, settings), other))

@@ -149,9 +149,13 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         **settings,
         "hosts": listed.hosts,
         "trunks": listed.trunks,
+        # half the ports face up, half down
+        **(
+            {"k": settings["radix"] - settings["radix"] % 2}
+            if listed.kind == "fat-tree" and "radix" in settings
+            else {}
+        ),
     }
-    if listed.kind == "fat-tree" and "radix" in settings:
-        values["k"] = values["radix"] - values["radix"] % 2  # half the ports face up, half down
     stated = [] if overrides is file.fabric else [*settings]
     own = {name: "given in the scenario" for name in stated if name not in {"kind", "routing"}}
     return Fabric(FabricSpec.model_construct(**values), {**file.sources, **own})

@@ -273,9 +273,10 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
     nics = 0
     for device in spec.nodes:
         for place, name in enumerate(expand_pattern(device.id)):
-            own: dict[str, Any] = {"kind": device.kind}
-            if device.kind == "gpu":
-                own["model"] = spec.gpu
+            own: dict[str, Any] = {
+                "kind": device.kind,
+                **({"model": spec.gpu} if device.kind == "gpu" else {}),
+            }
             if device.kind == "nic":
                 own["rail"] = place % device.rails if device.rails else nics
                 own |= _stated(_renamed(spec.links[device.port or ""], _PORT))

@@ -241,7 +241,7 @@ def _source_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Itera
         for field in ("source", "efficiency_source", "latency_source", "flow_source")
     )
     return (
-        (path, repr(text), f"a sentence, or a key of `sources`: {allowed_names(keys, text)}")
+        ([*path], repr(text), f"a sentence, or a key of `sources`: {allowed_names(keys, text)}")
         for path, text in texts
         if isinstance(text, str) and text and is_unknown_key(text, keys)
     )

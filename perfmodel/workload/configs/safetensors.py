@@ -170,7 +170,7 @@ def _problem(fields: Any) -> tuple[str, str] | None:
     return None
 
 
-def _spans(place: object, nbytes: int) -> bool:
+def _spans(place: Any, nbytes: int) -> bool:
     """Whether a place in the file is as long as the tensor."""
     is_pair = isinstance(place, list) and [type(number) for number in place] == [int, int]
     return bool(is_pair and place[0] >= 0 and place[1] - place[0] == nbytes)
