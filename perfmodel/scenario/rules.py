@@ -77,7 +77,9 @@ def batch_divides(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 def nodes_suffice(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Find nodes without a network, a pool that is too small, and a placement without choice."""
     cluster = parts.cluster
-    others = sum(job.nodes for job in parts.jobs or ()) + server_nodes(parts.strategy)
+    others = sum(job.nodes for job in parts.jobs or ()) + server_nodes(
+        parts.strategy, parts.parallel
+    )
     needed, pool = cluster.nodes + others, cluster.pool or 1
     nodes, jobs = max(needed, pool), " and its jobs" if parts.jobs else ""
     return [

@@ -177,6 +177,12 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             f"nothing with {_kind(parts)}: TorchRec has DDP around what it does not share out",
         ),
         (
+            parallel.tables == "remote" and getattr(strategy, "join", False),
+            "strategy.join",
+            "true",
+            "false with parallel.tables: remote: a GPU without inputs asks for no rows",
+        ),
+        (
             parallel.pipeline.one_process and strategy.kind != "ddp",
             "parallel.pipeline.schedule",
             "'sequential'",

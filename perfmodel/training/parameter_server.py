@@ -18,11 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from perfmodel.files import read_yaml
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.frameworks import fixed_in
@@ -35,8 +32,8 @@ from perfmodel.training.plan.forward_backward import (
     visit_segments,
 )
 from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Server, Worker, WorkItem
+from perfmodel.training.server_rates import cpu_rate_Bps
 from perfmodel.training.strategy import StepRequest, Strategy
-from perfmodel.units import parse_bandwidth
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
@@ -115,17 +112,6 @@ def server_count(options: ParameterServerStrategy, nodes: int) -> int:
 
 STALENESS_OF_MODE: Mapping[str, int | None] = {"synchronous": 0, "asynchronous": None}
 """Iterations that a worker may be ahead of the slowest; None: any."""
-
-
-@cache
-def cpu_rate_Bps(threads: int | None = None, memory_Bps: float | None = None) -> float:
-    """Memory that a server's threads read and write: what cores do, or the memory if it is less.
-
-    `threads`, `memory_Bps`: by default those of `server_rates.yaml`; bytes per second.
-    """
-    usual = read_yaml(Path(__file__).with_name("server_rates.yaml"))
-    cores_Bps = (threads or int(usual["threads"])) * parse_bandwidth(usual["core"])
-    return min(cores_Bps, memory_Bps or parse_bandwidth(usual["memory"]))
 
 
 # ---------------------------------------------------------------- plan
@@ -219,9 +205,11 @@ def _exchange(
     trained = sum(request.workload.tensors[index].numel for index in request.workload.ready_order)
     # the optimizer reads and writes memory in one pass; a copied byte is read and written
     moved = optimizer_bytes(request.workload, request.optimizer, "fused") / max(1, trained)
-    rate_Bps = 2 * request.times.copy_Bps
-    if options.device == "cpu":
-        rate_Bps = cpu_rate_Bps(options.threads, options.memory_bandwidth)
+    rate_Bps = (
+        cpu_rate_Bps(options.threads, options.memory_bandwidth)
+        if options.device == "cpu"
+        else 2 * request.times.copy_Bps
+    )
     update_s = part.elements * moved / rate_Bps
     each_s, all_s = (
         ((sent + (passes_of("addition") - 1) * part.nbytes) / rate_Bps, update_s)

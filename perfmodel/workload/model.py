@@ -211,6 +211,8 @@ class Layer:
         Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
+    remote_rows : tuple of int
+        Rows of tables on other hosts that it looks up, per sample, and bytes of each.
     output_elements : float
         Elements that it hands to the next layer, per sample, where it ends a block of a model whose
         blocks hand on different numbers of them (maps of features); 0 elsewhere.
@@ -251,6 +253,7 @@ class Layer:
     dropout_apart: bool = False
     fused_kept: Kept | None = None
     calls: tuple[LayerCall, ...] = ()
+    remote_rows: tuple[int, int] = (0, 0)
     output_elements: float = 0.0
     gradients: int = 2
 

@@ -17,7 +17,7 @@ Overlap = Literal["none", "gradients", "asynchronous"]
 Library = Literal["megatron", "torch"]
 
 
-TableSharding = Literal["table", "row", "column"]
+TableSharding = Literal["table", "row", "column", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,12 @@ class Shard:
         Heads (ulysses) are always balanced.
     expert : int
         Ranks that share the experts of a layer, or the embedding tables of a model of rows.
-    tables : {"table", "row", "column"}, optional
-        What of these tables a rank has: whole ones, or rows or columns of each.
+    tables : {"table", "row", "column", "remote"}, optional
+        What of these tables a rank has: whole ones, or rows or columns of each, or none.
+    servers : int
+        Processes that hold remote tables.
+    colocated : bool
+        Whether these are on hosts of the ranks, one on each.
     library : {"megatron", "torch"}
         "megatron": query, key and value are one map, as are the two of a gated feed-forward part;
         the gathered input of a map is gathered again in backward instead of kept; fewer heads of
@@ -70,6 +74,8 @@ class Shard:
     context_balanced: bool = True
     expert: int = 1
     tables: TableSharding | None = None
+    servers: int = 1
+    colocated: bool = False
     library: Library = "megatron"
     overlap: Overlap | None = None
     parallel_loss: bool = True
@@ -78,7 +84,9 @@ class Shard:
     @property
     def is_whole(self) -> bool:
         """Whether one rank holds the whole model."""
-        return self.tensor == self.context == self.expert == 1 and self.vocabulary_multiple is None
+        return self.tensor == self.context == self.expert == 1 and (
+            self.vocabulary_multiple is None and self.tables is None
+        )
 
     @property
     def hides(self) -> Overlap:

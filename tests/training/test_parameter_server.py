@@ -15,13 +15,13 @@ from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.training.parameter_server import (
     MOST_PUSHES,
-    cpu_rate_Bps,
     parameter_server_loops,
     parameter_server_memory,
     server_bytes,
     shard,
 )
 from perfmodel.training.plan.step_plan import LoopPlan
+from perfmodel.training.server_rates import cpu_rate_Bps
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

@@ -51,6 +51,7 @@ _SCHEDULES = {
 
 _WORDS = {
     "pipeline": "pipeline messages",
+    "servers": "rows of tables at a server",
     "data": "data-parallel gradients, parameters",
     "all ranks": "norm of all gradients",
 }

@@ -126,10 +126,19 @@ class ParallelSection(Section):
         default=1,
         description="GPUs that share the experts of each layer, or the embedding tables of DLRM",
     )
-    tables: Literal["table", "row", "column"] | None = Field(
+    tables: Literal["table", "row", "column", "remote"] | None = Field(
         default=None,
         description="what each of them has of these tables, as TorchRec shares them out: whole "
-        "ones, or rows or columns of each (strategy.kind: ddp)",
+        "ones, or rows or columns of each; or none, with 'expert' of 1: servers on CPUs hold "
+        "'remote' ones, which torch.distributed.rpc asks for rows (strategy.kind: ddp)",
+    )
+    servers: Count = Field(
+        default=1, description="processes that hold remote tables, each as many whole ones"
+    )
+    server_placement: Literal["dedicated", "colocated"] = Field(
+        default="dedicated",
+        description="dedicated: each on a node of its own beside those of `cluster.nodes`; "
+        "colocated: on the first of these",
     )
     pipeline: Annotated[PipelineSection, expand_number("stages"), OR_COUNT] = PipelineSection()
     order: Annotated[
@@ -164,8 +173,12 @@ class ParallelSection(Section):
         one_process = self.pipeline.one_process
         return (
             (
-                self.tables is not None and self.expert == 1,
-                "'tables' with 'expert' of 2 or more alone",
+                self.tables is not None and (self.tables == "remote") == (self.expert > 1),
+                "'tables' with 'expert' of 2 or more alone, but for 'remote', with 1",
+            ),
+            *(
+                (self.tables != "remote", f"{name!r} with 'tables: remote' alone")
+                for name in sorted({"servers", "server_placement"} & self.changes.keys())
             ),
             (
                 one_process and self.tensor * self.context.degree * self.expert > 1,

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from perfmodel.files import Bandwidth, Bytes, Count
 from perfmodel.scenario.sections.base import Index, MicroSteps, Rules, StrategyModel, Switch
+from perfmodel.scenario.sections.parallel import ParallelSection
 
 
 class DataParallelStrategy(StrategyModel):
@@ -88,8 +89,9 @@ class ParameterServerStrategy(StrategyModel):
         )
 
 
-def server_nodes(strategy: object) -> int:
-    """Nodes that the servers of a strategy have for themselves; 0 for one without servers."""
-    if not isinstance(strategy, ParameterServerStrategy) or strategy.placement == "colocated":
-        return 0
-    return strategy.servers or 1
+def server_nodes(strategy: object, parallel: ParallelSection | None) -> int:
+    """Nodes that servers of parameters or of tables have for themselves; 0 without such servers."""
+    if isinstance(strategy, ParameterServerStrategy):
+        return 0 if strategy.placement == "colocated" else strategy.servers or 1
+    holds = parallel and (parallel.tables, parallel.server_placement) == ("remote", "dedicated")
+    return parallel.servers if parallel and holds else 0

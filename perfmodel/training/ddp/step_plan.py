@@ -39,6 +39,7 @@ from perfmodel.training.plan.forward_backward import (
     add_optimizer,
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.plan.table_servers import RPC, latest, server_communicators
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Buffers
 
@@ -97,8 +98,11 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     return tasks.plan(
         name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
         classes=_classes(request, options),
-        streams=(HOST, COMPUTE, comm, *HOOKS),
-        communicators=() if ranks == 1 else (Communicator(GROUP, options.groups(ranks)),),
+        streams=(HOST, COMPUTE, comm, *HOOKS, RPC),
+        communicators=(
+            *[Communicator(GROUP, options.groups(ranks))] * (ranks > 1),
+            *server_communicators(request),
+        ),
         samples=(ranks - _joined(request, options)) * request.batch_per_gpu * options.accumulate,
     )
 
@@ -224,5 +228,8 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
 
 def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
     add_optimizer(
-        step, reduced, host_waits=step.request.blocking_wait, streams=(COMPUTE.name, CASTS.name)
+        step,
+        (*reduced, *latest(step.tasks, RPC)),
+        host_waits=step.request.blocking_wait,
+        streams=(COMPUTE.name, CASTS.name),
     )

@@ -19,6 +19,7 @@ from perfmodel.errors import check_schedule
 from perfmodel.memo import once
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import COMPUTE, TaskList
+from perfmodel.training.plan.table_servers import call_servers
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
@@ -71,13 +72,15 @@ def add_forward(
 ) -> None:
     """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
     for index, part in enumerate(_segments(step, forward_segments, micro_batch)):
+        rows = call_servers(step.tasks, step.request, step.rank_class, part.indices, micro_batch)
         step.tasks.launch(
             f"forward {part.name}",
             "forward",
             part.duration_s,
             part.kernels,
             step.rank_class,
-            after=(*after, *casts[index : index + 1]),
+            issue_after=rows,
+            after=(*after, *rows, *casts[index : index + 1]),
             micro_batch=micro_batch,
             layers=part.indices,
         )
@@ -117,7 +120,7 @@ def add_backward_segment(
         duration_s += 1.5 * nbytes / step.request.times.copy_Bps
         duration_s += len(part.tensors) * step.tasks.kernel_s
         kernels += len(part.tensors)
-    return step.tasks.launch(
+    ended = step.tasks.launch(
         f"backward {part.name}",
         "backward",
         duration_s,
@@ -127,6 +130,8 @@ def add_backward_segment(
         core_s=step.request.core.of(len(part.indices), len(part.tensors), nbytes),
         layers=part.indices,
     )
+    call_servers(step.tasks, step.request, step.rank_class, part.indices, micro_batch, ended)
+    return ended
 
 
 def add_step_end(step: Step, end: int) -> int:

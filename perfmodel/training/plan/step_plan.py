@@ -42,6 +42,7 @@ CommunicatorRole = Literal[
     "expert_node",
     "expert_copies",
     "amaxes",
+    "servers",
     "stages",
     "embedding_holders",
     "all_stages",
@@ -50,8 +51,9 @@ CommunicatorRole = Literal[
 
 "replicas": gradients or parameters, as data-parallel ranks do. "tensor" to "expert_node": layers
 (`perfmodel.workload.layer_calls.CallGroup`). "expert_copies": gradients of the same experts.
-"amaxes": greatest values of fp8 tensors. "stages": messages of two stages of a pipeline.
-"embedding_holders": the gradient of an embedding that the first and the last stage hold.
+"amaxes": greatest values of fp8 tensors. "servers": rows of tables that the first rank of each
+group holds, which is of no class where its host is its own. "stages": messages of two stages of a
+pipeline. "embedding_holders": the gradient of an embedding that the first and the last stage hold.
 "all_stages": numbers that all ranks of a pipeline agree on.
 """
 
@@ -272,7 +274,7 @@ def strides(ranks: int, size: int) -> tuple[range, ...]:
     return tuple(range(first, ranks, size) for first in range(size))
 
 
-Dimension = Literal["tensor", "context", "expert", "pipeline", "data", "all ranks"]
+Dimension = Literal["tensor", "context", "expert", "pipeline", "servers", "data", "all ranks"]
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 """In the order in which reports list them; "data": gradients, and parameters that are sharded."""
@@ -286,6 +288,7 @@ _DIMENSION_OF: Mapping[CommunicatorRole, Dimension] = {
     "expert_node": "expert",
     "expert_copies": "data",
     "amaxes": "data",
+    "servers": "servers",
     "stages": "pipeline",
     "embedding_holders": "pipeline",
     "all_stages": "all ranks",

@@ -10,7 +10,7 @@ from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.layer_calls import Calls, LayerCall
-from perfmodel.workload.model import ELEMENT_BYTES, Layer, Sample, Workload
+from perfmodel.workload.model import ELEMENT_BYTES, ITEM_BYTES, Layer, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import INDEX_BYTES, Module, assemble, linear, with_work
@@ -21,7 +21,9 @@ NOTE = (
     "Its tables are data parallel with dense gradients, as DistributedDataParallel reduces them "
     "unless they are sparse; or shared out as TorchRec does it (parallel.tables): the kernel of "
     "their backward updates rows by SGD, which leaves no gradient of a table and no states, and "
-    "indices and vectors travel exposed, as without its pipeline of batches."
+    "indices and vectors travel exposed, as without its pipeline of batches. Remote ones are asked "
+    "for rows by RPC, once all ranks are there, and a host waits for them; servers update rows by "
+    "SGD."
 )
 
 
@@ -52,6 +54,10 @@ def dlrm(
         if shard.expert == 1
         else _shared_tables(rows, width, shard)
     )
+    if shard.tables == "remote":
+        tables = [
+            Module(Layer("emb_l", kernels=0, remote_rows=(len(rows), width * ITEM_BYTES[dtype])))
+        ]
     return assemble(
         name,
         [*numbers, *tables, _interaction(vectors, width, products), *scores],

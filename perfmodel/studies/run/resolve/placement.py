@@ -48,18 +48,19 @@ def choose_hosts(
     return tuple(free[at] for at in sorted(drawn.tolist()))
 
 
-def place_plan(plan: StepPlan, ranks: RankGroup) -> StepPlan:
+def place_plan(plan: StepPlan, ranks: RankGroup, servers: tuple[int, ...] = ()) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
+    `servers`: what ranks of its communicators after those of its classes become.
     Raises `ScheduleError`: fewer ranks than the plan has.
     """
     needed = 1 + max(max(each.ranks) for each in plan.classes)
     check_schedule(
         (needed > len(ranks), f"{plan.name!r} has {needed} ranks; {len(ranks)} were given")
     )
-    if ranks == range(len(ranks)):
+    if ranks == range(len(ranks)) and not servers:
         return plan
-    rank_of = np.asarray(ranks, dtype=np.int64)
+    rank_of = np.asarray([*ranks, *servers], dtype=np.int64)
 
     def place_group(members: RankGroup) -> tuple[int, ...]:
         return tuple(rank_of[np.asarray(members, dtype=np.int64)].tolist())
@@ -87,17 +88,21 @@ class RankAllocation:
     `own`: of the scenario's main job.
     `others`: of each other job.
     `servers`: hosts of the main job's servers, as many as it may have.
+    `server_ranks`: the first of each host that servers have for themselves.
     """
 
     own: RankGroup
     others: tuple[RankGroup, ...] = ()
     servers: tuple[int, ...] = ()
+    server_ranks: tuple[int, ...] = ()
 
 
 def count_hosts(scenario: Scenario, size: ClusterSize) -> int:
     """Count the nodes on the network: `cluster.pool`, or as many as all jobs and servers need."""
     return scenario.cluster.pool or (
-        size.nodes + sum(job.nodes for job in scenario.jobs) + server_nodes(scenario.strategy)
+        size.nodes
+        + sum(job.nodes for job in scenario.jobs)
+        + server_nodes(scenario.strategy, scenario.parallel)
     )
 
 
@@ -114,8 +119,13 @@ def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
         hosts.append(choose_hosts(free, count, placement, scenario.seed + number))
         free = sorted(set(free).difference(hosts[-1]))
     own, *others = (_list_ranks(each, size.gpus_per_node) for each in hosts)
-    apart = server_nodes(scenario.strategy)
-    return RankAllocation(own, tuple(others), tuple(free[:apart]) if apart else hosts[0])
+    apart = server_nodes(scenario.strategy, scenario.parallel)
+    return RankAllocation(
+        own,
+        tuple(others),
+        servers=tuple(free[:apart]) or hosts[0],
+        server_ranks=tuple(host * size.gpus_per_node for host in free[:apart]),
+    )
 
 
 def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> RankGroup:

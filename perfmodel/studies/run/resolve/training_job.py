@@ -60,6 +60,8 @@ def layout_of(scenario: Scenario) -> ParallelLayout:
             context_balanced=section.context.balanced,
             expert=section.expert,
             tables=section.tables,
+            servers=section.servers,
+            colocated=section.server_placement == "colocated",
             library=section.library,
             overlap=section.overlap,
             parallel_loss=section.parallel_loss,

@@ -243,7 +243,7 @@ class SizedJob:
                     collective_s=partial(collective_s, self.machine, self._replicas, self._alone),
                     memory=host_memory(self.machine),
                 )
-            plan = place_plan(step, self.allocation.own)
+            plan = place_plan(step, self.allocation.own, self.allocation.server_ranks)
             ranks = plan.classes, plan.communicators
             classes, communicators = self._ranks.setdefault(ranks, ranks)
             plan = replace(plan, classes=classes, communicators=communicators)
