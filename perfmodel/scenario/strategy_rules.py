@@ -70,6 +70,12 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'block', or version 2: with compute.recompute units in a block are gathered again",
         ),
         (
+            getattr(strategy, "wrap", None) == "auto" and not compute.compiled,
+            "strategy.wrap",
+            "'auto'",
+            "another way; or compute.compiled: true, as the compiler chooses what is gathered",
+        ),
+        (
             getattr(strategy, "offload_optimizer", None) is not None
             and compute.optimizer not in ("adam", "adamw"),
             "compute.optimizer",
@@ -181,6 +187,12 @@ def splits_models(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "strategy.join",
             "true",
             "false with parallel.tables: remote: a GPU without inputs asks for no rows",
+        ),
+        (
+            parallel.expert > 1 and getattr(strategy, "wrap", None) == "auto",
+            "strategy.wrap",
+            "'auto'",
+            "another way with parallel.expert, whose experts are gathered by themselves",
         ),
         (
             parallel.pipeline.one_process and strategy.kind != "ddp",

@@ -80,6 +80,8 @@ class Setup:
     `float8`: how linear layers run in fp8; None where they do not.
     `float8_copies`: bytes, of an element of their weights, of the copies that the library keeps.
     `workspace_bytes`: of matrix products (see `workspace_bytes`).
+    `generation`: of the GPUs.
+    `ranks_per_host`: GPUs of each host that the job has.
     """
 
     workload: Workload
@@ -101,6 +103,8 @@ class Setup:
     float8: Float8 | None = None
     float8_copies: float = 0
     workspace_bytes: float = 0.0
+    generation: str = ""
+    ranks_per_host: int = 1
 
     @property
     def narrow(self) -> NarrowInputs:

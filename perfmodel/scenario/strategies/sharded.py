@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.errors import Fault, FieldErrors, refuse_if
-from perfmodel.files import Count
+from perfmodel.files import Bytes, Count
 from perfmodel.scenario.sections.base import (
     Elements,
     FloatType,
@@ -46,12 +46,18 @@ class FsdpStrategy(StrategyModel):
     kind: Literal["fsdp"]
     version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
     wrap: (
-        Literal["block", "layer", "size", "model"]
+        Literal["block", "layer", "auto", "size", "model"]
         | Annotated[tuple[Name, ...], Field(min_length=1)]
     ) = Field(
         default="block",
-        description="what is gathered at once: each block, each layer, modules by their size, the "
+        description="what is gathered at once: each block, each layer, buckets that PyTorch's "
+        "compiler fills by itself (SimpleFSDP with auto_bucketing), modules by their size, the "
         "whole model, or a list of paths such as 'model.layers.*' and 'lm_head'",
+    )
+    bucket_cap: Bytes | None = Field(
+        default=None,
+        description="of a bucket, with 'wrap: auto'; default: what the compiler takes to saturate "
+        "links (pre_bucketing_fsdp_collectives_bucket_cap_mb)",
     )
     wrap_elements: Count | None = Field(
         default=None,
@@ -139,6 +145,16 @@ class FsdpStrategy(StrategyModel):
                 "'pre', 'post' or 'none' with version 1, 'pre' or a number with version 2",
             ),
             ("sync", first and self.sync == "shards", "'each' or 'last' with version 1"),
+            (
+                "wrap",
+                first and self.wrap == "auto",
+                "another way with version 1: no compiler fills its units",
+            ),
+            (
+                "bucket_cap",
+                self.bucket_cap is not None and self.wrap != "auto",
+                "nothing without wrap: auto",
+            ),
             (
                 "wrap_elements",
                 self.wrap_elements is not None and self.wrap != "size",

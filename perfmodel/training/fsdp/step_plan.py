@@ -41,7 +41,14 @@ from perfmodel.training.fsdp.unit_traffic import (
     reduce,
     wait_for,
 )
-from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
+from perfmodel.training.fsdp.units import (
+    BY_LAYER,
+    Moment,
+    SizedUnit,
+    bucket_bytes,
+    sized_units,
+    walk_units,
+)
 from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (
@@ -104,14 +111,21 @@ def _add_step(request: StepRequest, options: FsdpStrategy, freed_before: int) ->
     """Add a step; `freed_before`: units that the one before left in the queue of version 1."""
     ranks = options.shard_ranks(request.ranks)
     units = sized_units(
-        request.workload, options, ranks, request.gathered_narrow, request.expert_copies
+        request.workload,
+        options,
+        ranks,
+        request.gathered_narrow,
+        request.expert_copies,
+        cap_bytes=bucket_bytes(
+            options, ranks, request.gpu.generation if request.gpu else "", request.ranks_per_host
+        ),
     )
     step = ShardedStep.begin(
         request,
         options,
         shard_ranks=ranks,
         units=units,
-        walk=walk_units(request.workload, units, by_layer=options.wrap == "layer"),
+        walk=walk_units(request.workload, units, by_layer=options.wrap in BY_LAYER),
         free_events=deque(range(-freed_before, 0)),
     )
     if request.iteration == "first" and options.sync_module_states:

@@ -13,8 +13,10 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.units import (
+    BY_LAYER,
     Moment,
     SizedUnit,
+    bucket_bytes,
     sized_units,
     split_rows,
     walk_units,
@@ -47,10 +49,13 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
         options.shard_ranks(setup.ranks),
         setup.gathered_narrow,
         setup.expert_copies,
+        cap_bytes=bucket_bytes(
+            options, options.shard_ranks(setup.ranks), setup.generation, setup.ranks_per_host
+        ),
     )
     shards = rank_shards(units, options, setup.optimizer)
     parameters, gradients, states = (0, 0, 0) if options.offload else shards
-    walk = walk_units(workload, units, by_layer=options.wrap == "layer")
+    walk = walk_units(workload, units, by_layer=options.wrap in BY_LAYER)
     gathered, held, reduced = _Allocated(options, held_in_backward(setup)).fullest_of(walk)
     missing = gradients - reduced
     return replace(

@@ -11,17 +11,25 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
+from perfmodel.files import read_yaml
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.frameworks import fixed_in
+from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
 
+BY_LAYER = ("layer", "auto")
+"""Ways to make units of layers, which lie in no other."""
 ROOT = "root"
 """Name of the unit of all parameters that no wrapped module holds."""
+
+_bucket_table = cache(partial(read_yaml, Path(__file__).with_name("buckets.yaml")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +54,26 @@ class ShardUnit:
 
 
 def wrap_units(
-    workload: Workload, wrap: str | Sequence[str], least: int = 1, *, experts_apart: bool = False
+    workload: Workload,
+    wrap: str | Sequence[str],
+    least: int = 1,
+    *,
+    most: float = math.inf,
+    experts_apart: bool = False,
 ) -> tuple[ShardUnit, ...]:
     """Split a model into units, the root last; units without parameters are left out.
 
     Parameters
     ----------
     workload : Workload
-    wrap : {"block", "layer", "size", "model"} or sequence of str
-        Each repeated block (PyTorch's ``ModuleWrapPolicy``), each layer, modules by the number of
-        their parameters (``size_based_auto_wrap_policy``), nothing but the whole, or paths of
-        modules, in which ``*`` stands for one name.
+    wrap : {"block", "layer", "auto", "size", "model"} or sequence of str
+        Each repeated block (PyTorch's ``ModuleWrapPolicy``), each layer, buckets of PyTorch's
+        compiler, modules by the number of their parameters (``size_based_auto_wrap_policy``),
+        nothing but the whole, or paths of modules, in which ``*`` stands for one name.
     least : int
         Parameters that a module needs for a unit of its own with "size".
+    most : float
+        Elements of a bucket of several layers with "auto".
     experts_apart : bool
         Whether the experts of each layer are units of their own, as those that ranks share have to
         be (torchtitan's ``apply_fsdp``).
@@ -69,6 +84,8 @@ def wrap_units(
         Paths that no module has, or blocks of a model that has none.
     """
     owner = {**_owners(workload, wrap, least)}
+    if wrap == "auto":
+        owner = _bucketed(workload, owner, most)
     shared = {
         index
         for index, tensor in enumerate(workload.tensors)
@@ -98,7 +115,7 @@ def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mappin
             f"'layer', 'size', 'model' or paths of modules: {workload.name} has no blocks",
         )
         return owners
-    if wrap == "layer":
+    if wrap in BY_LAYER:
         wrapped: Collection[str] = {layer.name for layer in workload.layers}
     else:
         wrapped = (
@@ -108,7 +125,44 @@ def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mappin
         )
     trained = {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
     owners = {index: innermost(wrapped, name) for index, name in enumerate(names)}
-    return owners | trained if wrap == "layer" else owners
+    return owners | trained if wrap in BY_LAYER else owners
+
+
+def _bucketed(
+    workload: Workload, owner: Mapping[int, str | None], most: float
+) -> dict[int, str | None]:
+    """Join neighbours in the order of forward, so many elements at most, by the first one's name.
+
+    ``greedy_bucket_collective_by_mb`` in torch/_inductor/fx_passes/bucketing.py; its neighbours are
+    single parameters, here all of a layer.
+    """
+    held, first = math.inf, ""
+    numel, bucket_of = Counter[str | None](), dict[str | None, str]()
+    for index, name in owner.items():
+        numel[name] += workload.tensors[index].numel
+    for layer in workload.layers:
+        if numel[layer.name] and held + numel[layer.name] > most:
+            held, first = 0.0, layer.name
+        held += numel[layer.name]
+        bucket_of[layer.name] = first
+    return {index: bucket_of.get(name) for index, name in owner.items()}
+
+
+def bucket_bytes(options: FsdpStrategy, ranks: int, generation: str, ranks_per_host: int) -> float:
+    """Return the bytes of a bucket that PyTorch's compiler stops at, as ``buckets.yaml`` has it.
+
+    A bucket of s bytes reaches s / (s + t r) of a ring's rate r, of which a gather takes t beside
+    its bytes: a start, and a hop to each other rank.
+
+    `ranks`: that share a unit. `generation`: of their GPUs. `ranks_per_host`: on one node.
+    """
+    table, where = _bucket_table(), "between" if ranks > ranks_per_host else "inside"
+    own = table[where][table["counts_as"].get(generation, "ampere")]
+    takes_s = parse_time(own["start"]) + (ranks - 1) * parse_time(own["hop"])
+    sent_s = takes_s * table["efficiency"] / (1 - table["efficiency"])
+    least = max(parse_bytes(table["least"]), parse_bytes(own["least"]))
+    saturating = max(least, sent_s * parse_bandwidth(own["rate"]))
+    return options.bucket_cap or min(saturating, parse_bytes(table["most"]))
 
 
 def module_paths(name: str) -> list[str]:
@@ -226,17 +280,23 @@ def sized_units(
     ranks: int,
     narrow: frozenset[int] = frozenset(),
     expert_copies: int | None = None,
+    *,
+    cap_bytes: float = math.inf,
 ) -> tuple[SizedUnit, ...]:
     """Split a model that so many ranks share into units, and size them.
 
     `narrow`: parameters that are gathered in fp8.
     `expert_copies`: ranks that hold the same experts, where ranks share experts.
+    `cap_bytes`: of a bucket of several layers with ``wrap: auto``, as it is gathered.
     Raises `InputError`: as `wrap_units`.
     """
     apart, ready = expert_copies is not None, frozenset(workload.ready_order)
+    most = cap_bytes / ITEM_BYTES[options.param_dtype or workload.tensors[0].dtype]
     return tuple(
         _sized(unit, workload, options, ranks, expert_copies or ranks, ready, narrow)
-        for unit in wrap_units(workload, options.wrap, options.unit_elements, experts_apart=apart)
+        for unit in wrap_units(
+            workload, options.wrap, options.unit_elements, most=most, experts_apart=apart
+        )
     )
 
 
@@ -341,9 +401,12 @@ def walk_units(
     A unit lies in another if its path does. A layer without parameters belongs to the innermost
     unit on its path, or to that of the layer before it.
 
-    `by_layer`: units are layers, which lie in no other unit.
+    `by_layer`: units are layers or neighbouring ones, which lie in no other unit.
     """
     named = {unit.name: unit for unit in units}
+    if by_layer:
+        owner = {tensor: unit for unit in units for tensor in unit.tensors}
+        named |= {each.name: owner[each.tensors[0]] for each in workload.layers if each.tensors}
     walk: list[Moment[UnitT]] = []
     open_units: list[UnitT] = []
     entered: set[str] = set()

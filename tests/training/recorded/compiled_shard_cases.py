@@ -55,17 +55,23 @@ def use_gathered(module: nn.Module) -> None:
     module.__class__ = type(f"Gathered{type(module).__name__}", (type(module),), uses)
 
 
-def case(*, keeps: bool) -> None:
-    """Train the small model, compiled, of which each module is a bucket.
+CAP_MIB = 0.0045
+"""Of buckets that the compiler fills by itself: one and a half linear layers of the small model."""
+Join = Callable[[torch.fx.GraphModule, object], torch.fx.GraphModule]
+
+
+def case(*, keeps: bool, join: Join | None = None) -> None:
+    """Train the small model, compiled.
 
     `keeps`: whether parameters stay whole until backward has used them.
+    `join`: what joins calls; by default those of each module.
     """
-    model = Net()
+    model, join = Net(), join or _join
     for module in list(model.modules()):
         use_gathered(module)
     policy = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.MUST_RECOMPUTE
     split = partial(_split, policy=policy)
-    backend = aot_autograd(fw_compiler=_join, bw_compiler=_join, partition_fn=split)
+    backend = aot_autograd(fw_compiler=join, bw_compiler=join, partition_fn=split)
     train(torch.compile(model, backend=backend))
 
 
@@ -85,6 +91,30 @@ def _join(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
     # times of kernels, which only a GPU has, decide nothing where buckets are named
     with patch.object(overlap_scheduling, "estimate_roofline_runtime_ms", lambda _node: 0.0):
         joined = manual_overlap_bucketing(graph, module_bucket_plans=BUCKETS)
+    return _callable(joined)
+
+
+def _fill(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
+    """Let the compiler fill buckets, where kernels hide less than a call takes."""
+    fills = partial(
+        overlap_scheduling.schedule_overlap_bucketing,
+        collective_bucketing=True,
+        compute_estimator="analytical",
+        pre_bucketing_fsdp_collectives_bucket_cap_mb=CAP_MIB,
+    )
+    with patch.object(overlap_scheduling, "estimate_roofline_runtime_ms", lambda _node: 0.0):
+        return _callable(fills(graph, custom_runtime_estimation=_estimate_ms))
+
+
+def _estimate_ms(node: torch.fx.Node, _size: int | None) -> float | None:
+    if overlap_scheduling.is_compute_node(node):
+        return 1.0
+    calls = ("all_gather", "reduce_scatter")
+    return 2.0 if any(call in str(node.target) for call in calls) else None
+
+
+def _callable(joined: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph without calls that pass by groups that Python makes."""
     functional = torch.ops._c10d_functional
     for node in joined.graph.nodes:
         # a gather into what is allocated already passes by groups that Python makes
@@ -97,4 +127,5 @@ def _join(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
 CASES: dict[str, Callable[[], None]] = {
     "whole until backward": partial(case, keeps=True),
     "gathered twice": partial(case, keeps=False),
+    "filled by the compiler": partial(case, keeps=False, join=_fill),
 }

@@ -78,6 +78,8 @@ def estimate_memory(
         float8=job.float8,
         float8_copies=float8_copies,
         workspace_bytes=workspace_bytes(job.gpu.generation),
+        generation=job.gpu.generation,
+        ranks_per_host=grid.replicas_per_host(ranks_per_host),
     )
 
     def rule(setup: Setup) -> MemoryUse:
