@@ -29,6 +29,7 @@ from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory.activations import stored_bytes
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.shard import WHOLE, Shard
@@ -190,12 +191,18 @@ def mix_step(
         return plan_part(own, count)
 
     plans = [PartPlan(plan_model_part(part), part) for part in model]
-    overlap_p2p = parallel_layout.overlap_p2p
+    overlap_p2p, wide = parallel_layout.overlap_p2p, WIDE_BYTES * request.batch_per_gpu
+    head, block = model[-1].workload.layers[-1], model[schedule.parts - 1].workload
     options = PipelineOptions(
         transfer_bytes,
         overlap_p2p=parallel_layout.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
         overlap_reduction=overlap_reduction,
         tied_dtype=tied_dtype,
+        shared_bytes=(
+            wide * getattr(head.matrix, "rows", 0),
+            round(wide * block.output_elements),
+            transfer_bytes[: schedule.parts][-1],
+        ),
     )
     return expand_ranks(pipeline_plan(schedule, plans, options), grid)
 

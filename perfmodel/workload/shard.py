@@ -65,6 +65,9 @@ class Shard:
     vocabulary_multiple : int, optional
         The vocabulary is padded to a multiple of this times `tensor`
         (``make_vocab_size_divisible_by``, 128 in Megatron-LM); None: it is not padded.
+    vocabulary : int
+        Stages of a pipeline that share tables and heads among them, beside tensor groups (Yeung et
+        al. 2024, arXiv 2411.05288).
     """
 
     tensor: int = 1
@@ -80,13 +83,13 @@ class Shard:
     overlap: Overlap | None = None
     parallel_loss: bool = True
     vocabulary_multiple: int | None = None
+    vocabulary: int = 1
 
     @property
     def is_whole(self) -> bool:
         """Whether one rank holds the whole model."""
-        return self.tensor == self.context == self.expert == 1 and (
-            self.vocabulary_multiple is None and self.tables is None
-        )
+        is_one = self.tensor == self.context == self.expert == self.vocabulary == 1
+        return is_one and self.vocabulary_multiple is None and self.tables is None
 
     @property
     def hides(self) -> Overlap:
@@ -128,6 +131,10 @@ class Shard:
             return vocabulary
         return round_up(vocabulary, self.vocabulary_multiple * self.tensor)
 
+    def words(self, vocabulary: int) -> int:
+        """Words of the vocabulary, with its padding, that a rank has."""
+        return self.padded(vocabulary) // (self.tensor * self.vocabulary)
+
 
 WHOLE = Shard()
 """All of a model on one rank."""
@@ -165,6 +172,12 @@ def shard_faults(shard: Shard) -> list[Fault]:
             "'none' or 'gradients' without sequence_parallel",
         ),
         (
+            shard.vocabulary > 1 and not shard.parallel_loss,
+            "parallel_loss",
+            "false",
+            "true where all stages have a share of the vocabulary",
+        ),
+        (
             shard.overlap == "gradients" and shard.library == "torch",
             "overlap",
             "'gradients'",
@@ -180,6 +193,12 @@ def whole_faults(shard: Shard, model: str, reason: str) -> list[Fault]:
     return failed(
         *((degree > 1, field, str(degree), f"1 {why}") for field, degree in degrees),
         (multiple is not None, "vocabulary_multiple", str(multiple), f"nothing {why}"),
+        (
+            shard.vocabulary > 1,
+            "vocabulary",
+            f"{shard.vocabulary} with a share of the vocabulary each",
+            f"a schedule without these {why}",
+        ),
     )
 
 
@@ -245,8 +264,8 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
     return [
         *divisor_faults("tensor", shard.tensor, shared),
         *divisor_faults(
-            "tensor",
-            shard.tensor,
+            "tensor" if shard.vocabulary == 1 else "vocabulary",
+            shard.tensor * shard.vocabulary,
             [(shard.padded(sizes.vocabulary), "words of the vocabulary")],
             ", or vocabulary_multiple, which pads them",
         ),

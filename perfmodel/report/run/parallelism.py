@@ -37,6 +37,8 @@ _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 _SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
+    "1f1b_vocab_1": "1F1B Vocab-1",
+    "1f1b_vocab_2": "1F1B Vocab-2",
     "interleaved": "interleaved 1F1B",
     "looped_bfs": "breadth-first",
     "zb_h1": "ZB-H1",

@@ -66,7 +66,12 @@ class PipelineSection(Section):
     """Layers over several stages, micro-batch by micro-batch (`strategy.accumulate` of them)."""
 
     stages: Count = 1
-    schedule: Literal[Schedule, "sequential"] = "1f1b"
+    schedule: Literal[Schedule, "1f1b_vocab_1", "1f1b_vocab_2", "sequential"] = Field(
+        default="1f1b",
+        description="order of the passes; 1f1b_vocab_1 and 1f1b_vocab_2 give each stage a share of "
+        "the table of tokens and of the output layer (Algorithms 1 and 2 of vocabulary "
+        "parallelism, Yeung et al. 2024, arXiv 2411.05288), sequential is one process",
+    )
     chunks: Count | None = Field(
         default=None, description="parts of the model on each stage (virtual stages)"
     )

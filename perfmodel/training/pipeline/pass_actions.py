@@ -15,13 +15,15 @@ from perfmodel.training.plan.step_plan import Stream
 
 PassKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
 
-Layout = Literal["loop", "v", "bidirectional"]
+Layout = Literal["loop", "v", "bidirectional", "vocabulary"]
 """How chunks of the model stand on stages.
 
 "loop": chunk c of stage s is part c P + s of the model (Narayanan et al. 2021). "v": every other
 chunk runs the other way, so that the last stage holds neighbours (Qi et al. 2024).
 "bidirectional": each stage holds part s and, a second time, part P - 1 - s (DeepSeek-V3 report):
-half of the micro-batches enter at the last stage.
+half of the micro-batches enter at the last stage. "vocabulary": chunk 1 of stage s is its share of
+the embedding and of the output layer, part P + s, which stands before and behind no other (Yeung et
+al. 2024, arXiv:2411.05288).
 """
 
 
@@ -62,8 +64,8 @@ class PipelineSchedule:
 
     @property
     def parts(self) -> int:
-        """Parts that the model is cut into."""
-        return self.stages if self.layout == "bidirectional" else self.stages * self.chunks
+        """Parts that the model is cut into, one behind the other."""
+        return self.stages * (1 if self.layout in ("bidirectional", "vocabulary") else self.chunks)
 
     def part(self, stage: int, chunk: int) -> int:
         """Return which part of the model a chunk of a stage is, from 0 in forward's order."""
@@ -85,7 +87,7 @@ class PipelineSchedule:
     def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward comes from; None: it begins there."""
         part = self.part(stage, chunk)
-        return self.place(part - 1, chunk) if part else None
+        return self.place(part - 1, chunk) if 0 < part < self.parts else None
 
     def behind(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward goes to; None: it ends there."""

@@ -28,6 +28,8 @@ from perfmodel.training.pipeline.pass_actions import (
 )
 from perfmodel.training.pipeline.pass_regions import EXPERT, Work, check_split, plan_regions
 from perfmodel.training.pipeline.stage_passes import (
+    PIPELINE,
+    SHARING_STREAMS,
     PartPlan,
     PipelineOptions,
     StagePasses,
@@ -158,7 +160,7 @@ def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
 
 
 ROOTED = ("broadcast", "reduce")
-"""Operations of a plan whose root is a rank of it, its first."""
+"""Operations that have a root."""
 
 WAITING = ("gpipe", "1f1b", "interleaved")
 """Schedules whose stages may send and receive between two passes."""
@@ -177,12 +179,8 @@ def pipeline_plan(
         it splits.
     Raises `ScheduleError`: a plan with several rank classes.
     """
-    refuse_if(
-        len(parts) != schedule.parts,
-        f"{SECTION}.stages",
-        f"plans of {len(parts)} parts",
-        f"{schedule.parts}",
-    )
+    held = schedule.parts + schedule.stages * (schedule.layout == "vocabulary")
+    refuse_if(len(parts) != held, f"{SECTION}.stages", f"plans of {len(parts)} parts", f"{held}")
     if schedule.parts == 1:
         return parts[0].plan
     refuse_if(
@@ -251,7 +249,7 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
 
 def _streams(parts: Sequence[PartPlan], tasks: Sequence[Task]) -> tuple[Stream, ...]:
     used = {task.stream for task in tasks}
-    own = [*TRANSFER_STREAMS, Stream("comm", "comm"), Stream(EXPERT, "comm")]
+    own = [*TRANSFER_STREAMS, *SHARING_STREAMS, Stream("comm", "comm"), Stream(EXPERT, "comm")]
     declared = {stream.name: stream for part in parts for stream in part.plan.streams}
     declared |= {stream.name: stream for stream in own if stream.name not in declared}
     return tuple(stream for stream in declared.values() if stream.name in used)
@@ -280,6 +278,11 @@ def _communicators(
             for source, target in product(range(schedule.stages), repeat=2)
         ),
         Communicator(TIED, pairs(*ends), "embedding_holders"),
+        Communicator(
+            PIPELINE,
+            tuple(range(rank, schedule.stages * ranks, ranks) for rank in range(ranks)),
+            "stages",
+        ),
         Communicator(ALL_STAGES, (range(schedule.stages * ranks),), "all_stages"),
     ]
     used = set(map(_communicator_of, tasks))
@@ -289,13 +292,13 @@ def _communicators(
 def _rooted(task: Task, communicators: Sequence[Communicator]) -> Task:
     """Move the root of a collective to the rank of the stage that has its place in the group.
 
-    Parts' plans have their first rank as the root, of buffers that are broadcast.
+    Until here it is its place in the group, the first one in parts' plans.
     """
     work = task.work
     if not isinstance(work, Collective) or work.op not in ROOTED:
         return task
     groups = next(each.groups for each in communicators if each.name == work.communicator)
-    return replace(task, work=replace(work, root=groups[0][0]))
+    return replace(task, work=replace(work, root=groups[0][work.root]))
 
 
 def _placed(group: RankGroup, stages: Sequence[int], ranks: int) -> range | tuple[int, ...]:

@@ -6,7 +6,9 @@ stage before waits for the gradients of inputs alone, and gradients of weights f
 bubbles. DualPipe (DeepSeek-V3 report, arXiv:2412.19437, 3.2.1), and its half as a V, join forward
 of a micro-batch with backward of another, so that each hides what the other communicates; the order
 is that of DeepSeek's implementation (github.com/deepseek-ai/DualPipe, ``dualpipe.py``), and for the
-V of torch 2.13, ``ScheduleDualPipeV``.
+V of torch 2.13, ``ScheduleDualPipeV``. Vocabulary parallelism (Yeung et al. 2024, arXiv:2411.05288)
+gives each stage a share of the table of tokens and of the output layer, whose passes stand between
+those of 1F1B.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 
 from perfmodel.errors import Fault, failed, look_up, raise_faults, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
@@ -216,6 +219,44 @@ def _dualpipe(passes: Passes, stage: int) -> Iterator[PassAction]:
         yield replace(action, chunk=direction, micro_batch=action.micro_batch + direction * half)
 
 
+VOCABULARY_STEPS: Mapping[int, tuple[tuple[PassKind, int], ...]] = {
+    1: (("weight_gradient", -1), ("forward", 0), ("input_gradient", 0)),
+    2: (("backward", -1), ("forward", 0)),
+}
+"""Passes that an output layer runs in a row, each of the micro-batch of the step or of the one
+before, by how often all stages wait for each other for a micro-batch. With one such barrier the
+gradient of its input is made before scores of all stages are added up."""
+
+
+def _vocabulary(passes: Passes, stage: int, barriers: int) -> list[PassAction]:
+    """1F1B in chunk 0, with a micro-batch more in flight for each barrier, and steps of chunk 1.
+
+    These stand where the authors' code has them if backward takes twice as long as forward
+    (``forward_backward_pipelining_with_split_vocab_parallel`` in ``schedules.py`` of
+    github.com/sail-sg/VocabularyParallelism): a stage first runs those that fill the time until its
+    first gradient comes, then one behind each backward, or, in every third stage, behind the
+    forward that follows it.
+    """
+    last, behind = passes.micro_batches - 1, passes.stages - 1 - stage
+    late = behind > 0 and behind % 3 == 0
+    own = _alternate(replace(passes, chunks=1), behind + barriers)
+    at = {(action.kind, action.micro_batch): index for index, action in enumerate(own)}
+    placed: list[tuple[float, PassAction]] = [*enumerate(own)]
+    for step in range(last + 2):
+        number = step - barriers - behind + max(0, behind - 1) // 3 + late
+        place = (
+            at["forward", min(last, behind + step)] + 0.5
+            if step < barriers
+            else at["backward", max(0, number)] + (0.5 if number >= 0 and not late else -0.5)
+        )
+        placed += [
+            (place, PassAction(kind, 1, step + shift))
+            for kind, shift in VOCABULARY_STEPS[barriers]
+            if 0 <= step + shift <= last
+        ]
+    return [action for _, action in sorted(placed, key=itemgetter(0))]
+
+
 # ---------------------------------------------------------------- what a schedule needs
 
 
@@ -286,6 +327,9 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
     "gpipe": ScheduleRow("GPipe", _by_turns(None)),
     # Narayanan et al. 2019; "PipeDream-Flush"
     "1f1b": ScheduleRow("1F1B", _by_turns(1)),
+    # Yeung et al. 2024, Algorithms 1 and 2
+    "1f1b_vocab_1": ScheduleRow("1F1B Vocab-1", partial(_vocabulary, barriers=2), "vocabulary", 2),
+    "1f1b_vocab_2": ScheduleRow("1F1B Vocab-2", partial(_vocabulary, barriers=1), "vocabulary", 2),
     # Narayanan et al. 2021, as Megatron-Core 0.16 runs it
     "interleaved": ScheduleRow(
         "interleaved 1F1B", _by_turns(2), chunks=None, with_one="1f1b", needs=_rounds

@@ -30,7 +30,15 @@ from perfmodel.training.pipeline.pass_regions import (
 )
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import HOST
-from perfmodel.training.plan.step_plan import PASSES, Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import (
+    PASSES,
+    Collective,
+    Compute,
+    Op,
+    StepPlan,
+    Stream,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +54,15 @@ class PipelineOptions:
         passes.
     `tied_dtype`: of the gradients of a tied embedding that both its holders add up; by default that
         of the tensor.
+    `shared_bytes`: where all stages share the vocabulary, of a micro-batch: a score of each token
+        in fp32, the input of the output layer in fp32, and as stages hand it on.
     """
 
     transfer_bytes: int | tuple[int, ...]
     overlap_p2p: bool = True
     overlap_reduction: bool = True
     tied_dtype: str | None = None
+    shared_bytes: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class StagePasses:
     `previous`: tasks that wait for others of the step before: index, part, tasks of its plan.
     `hidden`: the last calls of experts of each pass of a pair.
     `ended`: what the passes before wait for.
+    `shared`: where all stages share the vocabulary: passes, and what stages exchange of them, by
+        what it is and its micro-batch.
     """
 
     schedule: PipelineSchedule
@@ -116,6 +129,7 @@ class StagePasses:
     previous: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     hidden: list[int] = field(default_factory=list)
     ended: tuple[int, ...] = ()
+    shared: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def rank_class(self) -> str:
@@ -169,7 +183,7 @@ def _receive(passes: StagePasses, action: PassAction) -> list[int]:
     """Take the message that a pass needs, after those that were sent before it."""
     message = message_of(passes.schedule, passes.stage, action, sent=False)
     if message is None:
-        return []
+        return _share_vocabulary(passes, action)
     stream = f"{passes.stage} {message.received_on}"
     queue, first = passes.incoming[stream], passes.next_message.get(stream, 0)
     last = next((i for i in range(first, len(queue)) if queue[i] == message), None)
@@ -182,7 +196,10 @@ def _receive(passes: StagePasses, action: PassAction) -> list[int]:
 
 def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> list[int]:
     message = message_of(passes.schedule, passes.stage, action, sent=True)
-    return [] if message is None else [_transfer(passes, message, message.sent_on, written)]
+    if message is not None:
+        return [_transfer(passes, message, message.sent_on, written)]
+    _share_vocabulary(passes, action, written)
+    return []
 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
@@ -200,6 +217,76 @@ def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[i
         )
     )
     return len(passes.tasks) - 1
+
+
+# ---------------------------------------------------------------- vocabulary over all stages
+
+PIPELINE = "stages of a pipeline"
+"""Communicator of ranks of all stages, which train the same samples."""
+SHARING_STREAMS = (Stream("to all stages", "comm"), Stream("of all stages", "comm"))
+"""Of what one stage sends to all for their shares of the vocabulary, and of what all add up."""
+
+EXCHANGES: Mapping[tuple[str, bool], tuple[tuple[Op, str, int, int, int], ...]] = {
+    ("forward", False): (("broadcast", "output of blocks", 1, 1, -1),),
+    # greatest logit, logit of the target, sum of exponentials
+    ("forward", True): (
+        ("all_reduce", "scores", 0, 3, 0),
+        ("all_reduce", "embeddings", 2, 1, 0),
+    ),
+    **dict.fromkeys(
+        (("backward", False), ("input_gradient", False)),
+        (("broadcast", "gradients of embeddings", 2, 1, 0),),
+    ),
+    **dict.fromkeys(
+        (("backward", True), ("input_gradient", True)),
+        (("all_reduce", "gradients of blocks", 2, 1, 0),),
+    ),
+}
+"""By pass of a share of the vocabulary, and whether it is done: what stages exchange then.
+
+Operation, what of, number of its size in `PipelineOptions.shared_bytes`, how many in a row, and
+place of the stage that sends (-1: the last). So in the authors' code (``broadcast_lm_head_input``,
+``reduce_lm_head_res``, ``input_embedding_forward_step_helper`` and
+``input_embedding_backward_step_helper``).
+"""
+AWAITED = {
+    ("forward", 1): "output of blocks",
+    ("backward", 1): "scores",
+    ("weight_gradient", 1): "scores",
+    ("backward", 0): "gradients of blocks",
+}
+"""By pass and chunk: what it waits for of that."""
+
+
+def _share_vocabulary(
+    passes: StagePasses, action: PassAction, written: tuple[int, ...] = ()
+) -> list[int]:
+    """Exchange what a pass with a share of the vocabulary needs, or what it made; what it awaits.
+
+    Embeddings, and gradients of these, are those of other micro-batches, which wait for nothing.
+
+    `written`: its tasks, where it is done; also those of the last stage's forward, whose output is
+        sent to all.
+    """
+    if passes.schedule.layout != "vocabulary":
+        return []
+    kind, number, chunk = action.kind, action.micro_batch, action.chunk
+    after = passes.shared[kind, number] = written or passes.shared.get(("forward", number), ())
+    for op, what, size, times, root in EXCHANGES.get((kind, bool(written)), ()) * chunk:
+        key, nbytes = f"{what} of micro-batch {number}", passes.options.shared_bytes[size]
+        passes.shared[what, number] = (len(passes.tasks),)
+        passes.tasks.append(
+            Task(
+                key,
+                "communication",
+                passes.rank_class,
+                SHARING_STREAMS[op == "all_reduce"].name,
+                Collective(op, nbytes, PIPELINE, key, root, times=times),
+                after,
+                micro_batch=number,
+            )
+        )
+    return [*passes.shared.get((AWAITED.get((kind, chunk), ""), number), ())]
 
 
 # ---------------------------------------------------------------- passes

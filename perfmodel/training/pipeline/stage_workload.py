@@ -2,7 +2,8 @@
 
 Each part of a pipeline holds blocks as Megatron-Core counts them, or as they are stated. What
 stands before the first block (embeddings) belongs to the first part, and what follows the last one
-(head and loss) to the last.
+(head and loss) to the last; where stages share the vocabulary, table and head are parts of their
+own, one for each stage.
 """
 
 from __future__ import annotations
@@ -182,6 +183,19 @@ def cut_model(
     layers = part_layers(workload, schedule, options)
     if len(layers) == 1:
         return [(workload, layers[0], ())]
+    if schedule.layout == "vocabulary":
+        table, end = workload.layers[0], len(workload.layers) - 1
+        outside = [at for at, each in enumerate(workload.layers) if not block_of(each.name)]
+        refuse_if(
+            [at for at in outside if workload.layers[at].wide_bytes] != [end]
+            or table.matmul_flops
+            or not table.weight_elements,
+            f"{SECTION}.schedule",
+            f"{schedule.name} for {workload.name!r}",
+            "1f1b, or a model that begins with its table of tokens and ends with one output layer "
+            "and a loss that is not fused with it",
+        )
+        layers = (layers[0][1:], *layers[1:-1], layers[-1][:-1], range(0, end + 1, end))
     ends = (workload.layers[mine[-1]] for mine in layers[:-1])
     handed = [layer.output_elements or workload.stream_elements for layer in ends]
     refuse_if(
@@ -197,7 +211,11 @@ def cut_model(
         schedule.place(schedule.parts - 1, int(schedule.layout == "bidirectional"))[0],
     )
     # a stage that holds both has the embedding once
-    borrowed = [frozenset[int]()] * len(layers) if first == last else _borrowed(workload, layers)
+    borrowed = (
+        [frozenset[int]()] * len(layers)
+        if first == last or schedule.layout == "vocabulary"
+        else _borrowed(workload, layers)
+    )
     lent = frozenset().union(*borrowed)
     owners, parts = _owners(workload, layers), []
     for number, mine in enumerate(layers):
@@ -210,7 +228,7 @@ def cut_model(
         )
         shared = tuple(at for at, tensor in enumerate(sorted(held)) if tensor in lent)
         parts.append((part, mine, shared))
-    return parts
+    return parts + parts[-1:] * (schedule.stages - 1) * (schedule.layout == "vocabulary")
 
 
 def handed_bytes(
@@ -283,7 +301,7 @@ def _cut(
     """
     index = {tensor: position for position, tensor in enumerate(held)}
     layers = []
-    for layer in workload.layers[mine.start : mine.stop]:
+    for layer in workload.layers[mine.start : mine.stop : mine.step]:
         tied = (
             tensor
             for tensor in borrowed
@@ -311,8 +329,8 @@ BY_LAYER = (
 
 
 def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) -> LayerTimes:
-    """Return times of consecutive layers; the optimizer's by the elements that it updates."""
-    layers = slice(mine.start, mine.stop)
+    """Return times of some layers; the optimizer's by the elements that it updates."""
+    layers = slice(mine.start, mine.stop, mine.step)
     updated, everything = (
         sum(each.tensors[tensor].numel for tensor in each.ready_order) for each in (part, whole)
     )

@@ -90,9 +90,8 @@ class BertShape:
 def embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     """Rows of all tables, added, normalised and dropped out."""
     prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
     rows = {
-        "word": own_vocabulary,
+        "word": shard.words(shape.vocabulary),
         "position": shape.positions * shape.has_positions,
         "token_type": shape.segments,
     }

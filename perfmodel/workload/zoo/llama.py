@@ -74,7 +74,7 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
 
     `shard`: which part of the table a rank holds.
     """
-    own_vocabulary, h = shard.padded(shape.vocabulary) // shard.tensor, shape.width
+    own_vocabulary, h = shard.words(shape.vocabulary), shape.width
     positions = (("model.embed_positions.weight", (shape.positions, h)),)
     tables = (
         ("model.embed_tokens.weight", (own_vocabulary, h)),
@@ -113,7 +113,7 @@ def head_and_loss(
     h, gain = shape.width, weight_and_bias(norm_name, shape.width, bias=shape.layer_norms)
     norm = () if shape.plain_norms else gain
     vocabulary = shard.padded(shape.vocabulary)
-    own_vocabulary = vocabulary // shard.tensor
+    own_vocabulary = shard.words(shape.vocabulary)
     own_weight = not (shape.tied or is_shared)
     head = weight_and_bias(name, own_vocabulary, h, bias=False) if own_weight else ()
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h

@@ -121,7 +121,7 @@ def t5(
             context_limit="encoder and decoder have different numbers of tokens",
         ),
     )
-    table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
+    table = (("shared.weight", (shard.words(shape.vocabulary), shape.width)),)
     first, again = (
         token_tables(
             f"{stack}.embed_tokens",

@@ -114,7 +114,7 @@ def text_decoder(
         ),
     )
     tables: tuple[Parameter, ...] = (
-        (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
+        (f"{ends.embedding}.weight", (shard.words(shape.vocabulary), h)),
         *([(f"{ends.positions}.weight", (shape.positions, h))] if ends.positions else []),
     )
     first = token_tables(

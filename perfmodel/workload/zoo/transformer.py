@@ -248,7 +248,7 @@ def vocabulary_head(
     """
     rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
     padded = shard.padded(vocabulary)
-    own_words = padded // shard.tensor
+    own_words = shard.words(vocabulary)
     head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
     scored = rows * (own_words if shard.parallel_loss else padded)
     kept_input, normed = shard.kept_tokens(tokens) * width, bool(norm) * own * width

@@ -15,6 +15,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
+from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.step_plan import StepPlan
@@ -23,6 +24,8 @@ from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workloa
 from tests.conftest import switched
 
 WIDTH = 16
+CHAINS = {kind: row for kind, row in SCHEDULES.items() if row.layout != "vocabulary"}
+"""Schedules of models that are cut into parts one behind the other."""
 Plan = Callable[[StepRequest, int], StepPlan]
 
 

@@ -21,7 +21,7 @@ from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.megatron import megatron_plan
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, action_groups
 from perfmodel.training.pipeline.pipeline_plan import ALL_STAGES, TIED, pipeline_plan
-from perfmodel.training.pipeline.schedules import SCHEDULES, make_schedule
+from perfmodel.training.pipeline.schedules import make_schedule
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
@@ -33,6 +33,7 @@ from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 from tests.conftest import PLAIN_GPU
 from tests.training.pipeline.pipeline_toys import (
+    CHAINS,
     machine_of,
     plain_ddp,
     toy_model,
@@ -50,7 +51,7 @@ def free_step_s(plan: StepPlan, ranks: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap_p2p", [True, False])
-@pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "sequential"])
+@pytest.mark.parametrize("kind", [kind for kind in CHAINS if kind != "sequential"])
 def test_simulated_bubble_is_the_published_one(kind: str, overlap_p2p: bool) -> None:
     """To 1e-9, with free communication; ZB-V's where all passes take as long."""
     if not overlap_p2p and kind not in ("gpipe", "1f1b", "interleaved"):
@@ -129,7 +130,7 @@ seconds = st.integers(1, 9).map(float)
 
 
 @pytest.mark.slow
-@given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 4), st.data())
+@given(st.sampled_from(sorted(CHAINS)), st.integers(2, 4), st.data())
 @settings(max_examples=40)
 def test_engine_and_recurrence_agree(kind: str, stages: int, data: Any) -> None:
     """With other times on each part, and a host that issues what it runs."""
@@ -151,7 +152,7 @@ def test_engine_and_recurrence_agree(kind: str, stages: int, data: Any) -> None:
     assert free_step_s(hosted, stages) == pytest.approx(float(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "chunks"), [(k, row.chunks or 3) for k, row in SCHEDULES.items()])
+@pytest.mark.parametrize(("kind", "chunks"), [(k, row.chunks or 3) for k, row in CHAINS.items()])
 def test_bytes_are_those_of_every_boundary_both_ways(kind: str, chunks: int) -> None:
     """Narayanan et al. 2021, 2.2: b s h each way and boundary, v times as many in chunks."""
     stages, micro_batches = 4, 12
@@ -181,7 +182,7 @@ def test_one_stage_is_the_plain_plan() -> None:
     assert plan is plain
 
 
-@given(st.sampled_from(sorted(SCHEDULES)), st.floats(1e2, 1e6))
+@given(st.sampled_from(sorted(CHAINS)), st.floats(1e2, 1e6))
 @settings(max_examples=15)
 def test_time_is_not_below_compute_nor_the_way_of_a_micro_batch(
     kind: str, bandwidth_Bps: float

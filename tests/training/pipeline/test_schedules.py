@@ -19,7 +19,8 @@ from perfmodel.testing.closed_forms import (
     pass_spans,
 )
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules import SCHEDULES, make_schedule
+from perfmodel.training.pipeline.schedules import make_schedule
+from tests.training.pipeline.pipeline_toys import CHAINS
 from tests.training.pipeline.published_bubbles import published_bubble, stage_bubbles, step_bubble
 from tests.training.pipeline.record_megatron_orders import CASES, FILE, name_of
 
@@ -138,7 +139,7 @@ short = st.fractions(Fraction(1, 4), 2, max_denominator=8)
 
 def uniform(kind: str, stages: int, rounds: int, chunks: int) -> PipelineSchedule:
     """A schedule whose counts the papers' formulas are stated for."""
-    row = SCHEDULES[kind]
+    row = CHAINS[kind]
     if kind in ("zb_h2", "zb_v", "dualpipe", "dualpipe_v"):
         rounds = max(rounds, 2)
     return make_schedule(kind, stages, rounds * stages, row.chunks or chunks)
@@ -147,7 +148,7 @@ def uniform(kind: str, stages: int, rounds: int, chunks: int) -> PipelineSchedul
 @pytest.mark.slow
 @given(counts, short, short, short)
 @settings(max_examples=40)
-@pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "sequential"])
+@pytest.mark.parametrize("kind", [kind for kind in CHAINS if kind != "sequential"])
 def test_bubble_is_the_published_one(
     kind: str, sizes: tuple[int, int, int], forward: Fraction, inputs: Fraction, weights: Fraction
 ) -> None:
@@ -173,7 +174,7 @@ def test_stages_of_zb_h2_hold_what_its_paper_says(stages: int) -> None:
 
 
 @given(
-    st.sampled_from(sorted(SCHEDULES)),
+    st.sampled_from(sorted(CHAINS)),
     st.integers(1, 6),
     st.integers(1, 14),
     st.integers(1, 3),
@@ -183,7 +184,7 @@ def test_any_schedule_ends_and_runs_each_pass_once(
     kind: str, stages: int, micro_batches: int, chunks: int, random: Any
 ) -> None:
     try:
-        schedule = make_schedule(kind, stages, micro_batches, SCHEDULES[kind].chunks or chunks)
+        schedule = make_schedule(kind, stages, micro_batches, CHAINS[kind].chunks or chunks)
     except InputError:
         return
     expected = {

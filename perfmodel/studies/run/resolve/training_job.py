@@ -25,6 +25,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import layer_devices
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.parallel_layout import ParallelLayout
+from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
@@ -66,6 +67,9 @@ def layout_of(scenario: Scenario) -> ParallelLayout:
             overlap=section.overlap,
             parallel_loss=section.parallel_loss,
             vocabulary_multiple=section.vocabulary_multiple,
+            vocabulary=pipeline.stages
+            if SCHEDULES[pipeline.schedule].layout == "vocabulary"
+            else 1,
         ),
         stages=pipeline.stages,
         schedule=pipeline.schedule,
@@ -100,6 +104,7 @@ _SHARD_FIELDS = {
     "context": "parallel.context.degree",
     "context_kind": "parallel.context.kind",
     "context_balanced": "parallel.context.balanced",
+    "vocabulary": "parallel.pipeline.stages",
     **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
 }
 """Fields of a shard in a scenario."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from statistics import fmean
@@ -82,8 +83,8 @@ def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) ->
 def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
     """Share of a pipeline's time in which a stage has no pass, were all stages and chunks equal.
 
-    Messages take no time. For 1F1B and GPipe (P - 1) / (M + P - 1) of P stages and M micro-batches
-    (Narayanan et al. 2021, section 2.2.1).
+    Messages take no time, and shares of a vocabulary are no passes. For 1F1B and GPipe
+    (P - 1) / (M + P - 1) of P stages and M micro-batches (Narayanan et al. 2021, section 2.2.1).
     """
     total_s = summed(
         ("weights" if task.role == "weight_gradient" else task.kind, task.work.duration_s)
@@ -91,6 +92,9 @@ def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
         if task.kind in PASSES and isinstance(task.work, Compute)
     )
     # a share does not change if each pass is as long as all of its kind are together
+    if schedule.layout == "vocabulary":
+        own = [tuple(each for each in stage if not each.chunk) for stage in schedule.actions]
+        schedule = replace(schedule, actions=tuple(own))
     spans = pass_spans(schedule, PassTimes(*(total_s[each] for each in PARTS_OF_PASSES)))
     length = max(float(stage[-1][1]) for stage in spans)
     busy = fmean(sum(float(end) - float(start) for start, end in stage) for stage in spans)
