@@ -45,6 +45,7 @@ SETTINGS: Mapping[str, Mapping[str, Changes]] = {
         },
         "FSDP1": {"kind": "fsdp", "version": 1},
         "HSDP": {"kind": "fsdp", "shard_gpus": 4},
+        "Megatron-FSDP": {"kind": "fsdp", "version": "megatron"},
     },
     "zero": {f"ZeRO-{stage}": {"kind": "zero", "stage": stage} for stage in (1, 2, 3)},
 }

@@ -23,28 +23,53 @@ Units = Annotated[Index, BeforeValidator(lambda value: int(value) if value is Tr
 """A number of units; true for one."""
 
 
-_FIELDS_OF_OTHER_VERSION: dict[int, dict[str, tuple[object, str]]] = {
+_FIELDS_OF_OTHER_VERSION: dict[int | str, dict[str, tuple[object, str]]] = {
     1: {
         "reshard_root": (False, "false with version 1, whose root is never freed after forward"),
         "reshard_after_backward": (True, "true with version 1"),
         "reduce_buffers": (1, "1 with version 1"),
         "separate_reduce": (False, "false with version 1"),
+        "suggested_communication_unit_size": (None, "nothing with version 1"),
+        "fsdp_double_buffer": (False, "false with version 1"),
     },
     2: {
         "limit_all_gathers": (True, "true with version 2, which has no rate limiter"),
         "buffer_dtype": (None, "nothing with version 2, which leaves buffers as they are"),
         "use_orig_params": (False, "false with version 2, which has no flat parameters"),
         "sync_module_states": (False, "false with version 2, which broadcasts nothing"),
+        "suggested_communication_unit_size": (None, "nothing with version 2"),
+        "fsdp_double_buffer": (False, "false with version 2"),
+    },
+    "megatron": {
+        "reshard_after_forward": (True, "true with version megatron"),
+        "reshard_root": (False, "false with version megatron, whose root stays whole for a step"),
+        "shard_gpus": (None, "nothing with version megatron"),
+        "forward_prefetch": (0, "0 with version megatron, which goes by elements"),
+        "backward_prefetch": ("pre", "'pre' with version megatron, which goes by elements"),
+        "reduce_buffers": (1, "1 with version megatron, which goes by elements"),
+        "limit_all_gathers": (True, "true with version megatron, which has no rate limiter"),
+        "buffer_dtype": (None, "nothing with version megatron, which leaves buffers as they are"),
+        "use_orig_params": (False, "false with version megatron"),
+        "sync_module_states": (False, "false with version megatron"),
+        "offload": (False, "false with version megatron"),
+        "sync": ("each", "'each' with version megatron, which reduces gradients of each"),
+        "separate_reduce": (False, "false with version megatron"),
     },
 }
 """What each version lacks: its only value and what a fault says."""
 
 
 class FsdpStrategy(StrategyModel):
-    """FullyShardedDataParallel (version 1) or fully_shard (version 2), with PyTorch's names."""
+    """FullyShardedDataParallel (version 1) or fully_shard (version 2), with PyTorch's names.
+
+    Version "megatron" is Megatron-FSDP (``optim_grads_params``), with those of its
+    ``DistributedDataParallelConfig``.
+    """
 
     kind: Literal["fsdp"]
-    version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
+    version: Literal[1, 2, "megatron"] = Field(
+        default=2, description="2: fully_shard, one tensor at a time; megatron: Megatron-FSDP"
+    )
     wrap: (
         Literal["block", "layer", "auto", "size", "model"]
         | Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -121,6 +146,15 @@ class FsdpStrategy(StrategyModel):
     )
     separate_reduce: Switch = Field(
         default=False, description="reductions have a communicator of their own (version 2)"
+    )
+    suggested_communication_unit_size: Elements | None = Field(
+        default=None,
+        description="elements: units are gathered ahead until half as many are under way, and "
+        "layers wait where reductions have more; default: 1,000,000,000, or of two units if these "
+        "are larger (version megatron)",
+    )
+    fsdp_double_buffer: Switch = Field(
+        default=False, description="two units at once, at most (version megatron)"
     )
 
     def _field_rules(self) -> Iterable[tuple[str, object, str]]:
@@ -200,7 +234,9 @@ class FsdpStrategy(StrategyModel):
     def units_ahead(self) -> int:
         """Units that backward gathers before the layers of the one in hand."""
         ahead = self.backward_prefetch
-        return ahead if isinstance(ahead, int) else int(ahead == "pre")
+        return int(
+            ahead == "pre" and self.version != "megatron" if isinstance(ahead, str) else ahead
+        )
 
     @property
     def regather_gpus(self) -> int | None:

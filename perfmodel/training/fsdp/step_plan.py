@@ -1,7 +1,9 @@
 """FullyShardedDataParallel and fully_shard: one training step as a StepPlan.
 
 The order of events is that of torch 2.13 (``torch/distributed/fsdp/_runtime_utils.py`` and
-``torch/distributed/fsdp/_fully_shard``). Streams of layers, gathers, reductions and averages over
+``torch/distributed/fsdp/_fully_shard``), and with version "megatron" that of Megatron-FSDP in
+Megatron-Core 0.16.1 (megatron/core/distributed/fsdp/src/megatron_fsdp: ``megatron_fsdp.py``,
+``param_and_grad_buffer.py``). Streams of layers, gathers, reductions and averages over
 copies are those of PyTorch.
 """
 
@@ -48,6 +50,7 @@ from perfmodel.training.fsdp.units import (
     bucket_bytes,
     sized_units,
     walk_units,
+    window,
 )
 from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
@@ -99,7 +102,8 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
     if step.free_events:  # in the steady state, the queue begins as the step before left it
         step = _add_step(request, options, len(step.free_events))
     return step.tasks.plan(
-        name=f"FSDP{options.version}, {request.workload.name}",
+        name=f"FSDP{' of Megatron' if options.version == 'megatron' else options.version}, "
+        f"{request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
         streams=STREAMS,
         communicators=_communicators(request, step.shard_ranks, options.regather_gpus),
@@ -165,7 +169,7 @@ def _enter(step: ShardedStep, unit: SizedUnit, following: Iterable[SizedUnit], p
         gather(step, each, backward=False)
         step.views.append((each, place))
 
-    if unit.name not in step.prefetched:
+    if step.options.version != "megatron" and unit.name not in step.prefetched:
         gather_here(unit)
     step.prefetched.discard(unit.name)
     wait_for(step, unit, backward=False)
@@ -175,9 +179,31 @@ def _enter(step: ShardedStep, unit: SizedUnit, following: Iterable[SizedUnit], p
             step.prefetched.add(ahead.name)
 
 
+def _gather_window(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
+    """Gather what Megatron-FSDP does before layers of a unit, in the order of registration.
+
+    What forward gathered ahead for backward is freed where backward first gathers anything
+    (``recycle_unused_buckets``).
+    """
+    missing = [
+        each
+        for each in window(step.options, step.units, unit, backward=backward)
+        if each.name not in step.whole
+    ]
+    if backward and missing and not step.prefetched:
+        step.whole = {name: at for name, at in step.whole.items() if name in step.entered}
+    step.prefetched.update(each.name for each in missing if backward)
+    step.gathers_wait = (*step.behind, *step.device_waits)
+    for each in sorted(missing, key=lambda each: each.tensors):
+        gather(step, each, backward=backward, at=f" behind {step.last}")
+    wait_for(step, unit, backward=backward)
+
+
 def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool) -> None:
     """Add layers of a pass; without synchronisation their gradients are added up from then on."""
     workload, times = step.request.workload, step.request.times
+    if step.options.version == "megatron" and moment.unit:
+        _gather_window(step, moment.unit, backward=backward)
     kind = "backward" if backward else "forward"
     adds = backward and step.micro_batch > 0 and step.options.sync == "last"
     at_most = max(1, step.request.segments // len(step.units))
@@ -213,7 +239,7 @@ def _add_backward(step: ShardedStep) -> None:
                 _leave(step, unit, order)
         elif moment.unit is not None and moment.has_output_grad:
             step.entered.add(moment.unit.name)
-            if moment.unit.name not in step.prefetched:
+            if step.options.version != "megatron" and moment.unit.name not in step.prefetched:
                 gather(step, moment.unit, backward=True)
             wait_for(step, moment.unit, backward=True)
             _gather_ahead(step, moment.unit, order, step.options.units_ahead)
@@ -385,7 +411,12 @@ def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
 def _expert_faults(request: StepRequest, options: FsdpStrategy) -> list[Fault]:
     """What fully sharded training with shared experts does not go with."""
     rows = (
-        ("version", 1 if options.version == 1 else None, "2", ": one mesh for each unit"),
+        (
+            "version",
+            None if options.version == 2 else options.version,
+            "2",
+            ": one mesh for each unit",
+        ),
         ("shard_gpus", options.shard_gpus, "nothing", ""),
         ("reshard_after_forward", options.regather_gpus, "true or false", ""),
     )

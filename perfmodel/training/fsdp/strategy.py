@@ -14,12 +14,15 @@ from perfmodel.training.frameworks import fixed_in
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.units import (
     BY_LAYER,
+    ROOT,
     Moment,
     SizedUnit,
     bucket_bytes,
+    inputs_kept,
     sized_units,
     split_rows,
     walk_units,
+    window,
 )
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.strategy import Setting, Strategy
@@ -80,7 +83,13 @@ def rank_shards(
     """
     count_bytes = fixed_in("torch", "step_count_bytes") if optimizer in ("adam", "adamw") else 0
     return (
-        sum(unit.own_bytes // unit.ranks for unit in units),
+        # Megatron-FSDP keeps a share in the dtype that it sends, too
+        sum(
+            unit.own_bytes // unit.ranks
+            + (options.version == "megatron" and unit.gathered_dtype != unit.own_dtype)
+            * (unit.gathered_bytes // unit.ranks)
+            for unit in units
+        ),
         sum(unit.kept_gradient_bytes // unit.ranks for unit in units),
         sum(
             own.state_tensors
@@ -193,10 +202,15 @@ class _Allocated:
 
     def _forward(self, walk: Sequence[Moment[SizedUnit]], order: Sequence[SizedUnit]) -> None:
         options, entered = self.options, 0
-        ahead = 1 + max(1, options.forward_prefetch)
+        ahead = 0 if options.version == "megatron" else 1 + max(1, options.forward_prefetch)
         for moment in walk:
             unit = moment.unit
             if moment.kind == "layers":
+                self._gather(
+                    window(options, order, unit, backward=False)
+                    if unit and options.version == "megatron"
+                    else ()
+                )
                 self.held = self.activations.of_layers[moment.layers[-1]]
                 self._note()
             elif unit and moment.kind == "enter":
@@ -215,13 +229,23 @@ class _Allocated:
     def _backward(self, walk: Sequence[Moment[SizedUnit]]) -> None:
         order = [each.unit for each in reversed(walk) if each.kind == "leave" and each.unit]
         ahead, entered = 1 + self.options.units_ahead, 0
+        # what Megatron-FSDP gathered ahead is freed again where backward gathers anything
+        self.whole = {
+            name: nbytes
+            for name, nbytes in self.whole.items()
+            if name == ROOT or self.options.version != "megatron" or len(self.whole) == len(order)
+        }
         for moment in reversed(walk):
             unit = moment.unit
             if moment.kind == "layers":
                 self.held = max(self.activations.of_layers[index] for index in moment.layers)
                 self._note()
             elif unit and moment.kind == "leave":
-                self._gather(order[entered : entered + ahead])
+                self._gather(
+                    window(self.options, order, unit, backward=True)
+                    if self.options.version == "megatron"
+                    else order[entered : entered + ahead]
+                )
                 entered += 1
                 self.gradients[unit.name] = max(
                     self.gradients.get(unit.name, 0), unit.gradient_bytes
@@ -230,16 +254,16 @@ class _Allocated:
             elif unit and moment.is_first:
                 for name in (_share_of(unit), unit.name):
                     self.whole.pop(name, None)
-                self._reduce(unit)
+                self._reduce(unit, inputs_kept(self.options, order, unit))
 
-    def _reduce(self, unit: SizedUnit) -> None:
-        """Copy gradients to the input of their reduction, and free the oldest input."""
+    def _reduce(self, unit: SizedUnit, kept: int) -> None:
+        """Copy gradients to the input of their reduction, and free the oldest inputs."""
         copies = (
-            self.options.version == 2
+            self.options.version != 1
             or (unit.reduced_dtype != unit.gathered_dtype)
             or unit.is_padded
         )
-        del self.inputs[: max(0, len(self.inputs) - self.options.reduce_buffers + 1)]
+        del self.inputs[: max(0, len(self.inputs) - kept + 1)]
         gradients = self.gradients.pop(unit.name, 0)
         self.inputs.append(unit.reduced_bytes if copies else gradients)
         self._count_shard(unit)
@@ -268,6 +292,10 @@ def _settings(section: FsdpStrategy, ranks: int, nodes: int) -> tuple[Setting, .
             Setting("limit_all_gathers", (True, False)),
         ),
         2: (Setting("reshard_root", (False, True)),),
+        "megatron": (
+            Setting("suggested_communication_unit_size", (None, 10**8, 3 * 10**8), "elements"),
+            Setting("fsdp_double_buffer", (False, True)),
+        ),
     }
     return (
         Setting("wrap", wraps if section.wrap in wraps else (*wraps, section.wrap)),

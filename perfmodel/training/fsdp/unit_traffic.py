@@ -32,7 +32,7 @@ from perfmodel.training.fsdp.sharded_step import (
     issue,
     sharers,
 )
-from perfmodel.training.fsdp.units import SizedUnit
+from perfmodel.training.fsdp.units import SizedUnit, inputs_kept
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -41,7 +41,7 @@ HALVES_RANGE = "fp16"
 (``_get_gradient_divide_factors``)."""
 
 
-def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
+def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool, at: str = "") -> None:
     """Begin to gather a unit, unless it is whole.
 
     Version 1's host waits for a freed unit even where there is nothing to gather. A unit that
@@ -54,9 +54,9 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     if unit.ranks == 1:
         step.whole[unit.name] = None
         return
-    name, phase = f"gather {unit.name}", "backward" if backward else "forward"
+    name, phase = f"gather {unit.name}", f"{'backward' if backward else 'forward'}{at}"
     smaller = step.options.regather_gpus if unit.name in step.regathered else None
-    ready = (*issue(step, name, 1 if step.options.version == 1 else 3), *step.gathers_wait)
+    ready = (*issue(step, name, 3 if step.options.version == 2 else 1), *step.gathers_wait)
     if not smaller:
         ready = _agree_on_scales(step, unit, ready, phase)
     step.whole[unit.name] = communicate(
@@ -131,11 +131,14 @@ def add_scales(step: ShardedStep, end: int) -> int:
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
     """Time until a rank's share can be sent: from the host, cast, copied to its place.
 
-    Version 1 sends the shard where it lies; of what smaller groups hold, nothing is cast.
+    Version 1 sends the shard where it lies; of what smaller groups hold, nothing is cast. So does
+    Megatron-FSDP, which keeps a share in the dtype that it sends.
     """
     options, ranks = step.options, smaller or unit.ranks
     own, sent = unit.own_bytes / ranks, unit.gathered_bytes / ranks
-    casts = options.param_dtype not in (None, unit.own_dtype) or unit.narrow
+    casts = options.version != "megatron" and (
+        options.param_dtype not in (None, unit.own_dtype) or unit.narrow
+    )
     duration_s = copy_s(step, (own + sent) / 2) if casts and not smaller else 0.0
     if options.offload and not smaller:
         duration_s += step.request.host_copy_s(own)
@@ -152,7 +155,7 @@ def wait_for(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
         copy(step, f"copy {unit.name}", (unit.own_bytes + unit.gathered_bytes) / 2)
         return
     step.device_waits += (gathered,)
-    if step.options.version == 1:
+    if step.options.version != 2:
         return
     if not backward and step.held is not None:
         step.gathers_wait, step.held = (step.held,), None
@@ -179,9 +182,14 @@ def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
     step.prefetched.discard(unit.name)
     step.regathered.discard(unit.name)
     options = step.options
-    if step.reduces or (
-        options.reshard_after_forward if (options.version == 1) else options.reshard_after_backward
-    ):
+    if (
+        step.reduces
+        or (
+            options.reshard_after_forward
+            if options.version == 1
+            else options.reshard_after_backward
+        )
+    ) and (options.version != "megatron" or not unit.is_root or step.is_last):
         _free(step, unit)
 
 
@@ -198,17 +206,17 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
 
     Version 2 first lets the layers wait until inputs of earlier reductions can be freed.
     """
-    nbytes, dtype, second = unit.reduced_bytes, unit.reduced_dtype, step.options.version == 2
-    while second and len(step.reduce_inputs) >= step.options.reduce_buffers:
+    nbytes, dtype, second = unit.reduced_bytes, unit.reduced_dtype, step.options.version != 1
+    while second and len(step.reduce_inputs) >= inputs_kept(step.options, step.units, unit):
         step.device_waits += (step.reduce_inputs.popleft(),)
     if not nbytes:
         return
     name, gathered_bytes = f"reduce {unit.name}", (unit.gradient_bytes + nbytes) / 2
-    ready: tuple[int, ...]
-    if second:
-        ready = (copy(step, f"copy in {name}", gathered_bytes, issued_as=name, kernels=3),)
-    else:
-        ready = (*issue(step, name, 3), *step.behind)
+    ready = (
+        (copy(step, f"copy in {name}", gathered_bytes, issued_as=name, kernels=3),)
+        if second
+        else (*issue(step, name, 3), *step.behind)
+    )
     ready = beside(step, f"scale {unit.name}", _divisions_s(step, unit), REDUCTION_COPIES, ready)
     if unit.ranks == 1:  # copied where it would be sent
         name, moved_s = f"move gradients of {unit.name}", copy_s(step, nbytes)
@@ -247,7 +255,7 @@ def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
     Version 1 casts them, pads them, and divides them by about the root of the number of ranks.
     """
     nbytes = unit.reduced_bytes
-    if step.options.version == 2:
+    if step.options.version != 1:
         return copy_s(step, nbytes) if unit.reduced_dtype == HALVES_RANGE else 0.0
     moved = (
         (unit.gradient_bytes + nbytes) / 2 if unit.reduced_dtype != unit.gathered_dtype else 0,

@@ -9,12 +9,15 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Generic, Literal, TypeVar
 
+from perfmodel.arrays import round_up
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 from perfmodel.files import read_yaml
 from perfmodel.memo import grouped
@@ -327,10 +330,15 @@ def _sized(
             sizes = [each.numel // max(n, 1) for n, each in zip(rows, members, strict=True)]
             return sum(math.ceil(n / ranks) * ranks * s for n, s in zip(rows, sizes, strict=True))
         numels = aligned if options.use_orig_params else [each.numel for each in members]
+        if options.version == "megatron":  # by rows of all (``build_data_parallel_buffer_index``)
+            by = math.lcm(*(each.numel // split_rows(each, 1) for each in members))
+            return round_up(
+                max(sum(round_up(n, by) for n in numels if n >= by), sum(numels)), ranks * by
+            )
         return math.ceil(sum(numels) / shard_ranks) * shard_ranks  # as one (``_flat_param.py``)
 
     elements, narrow_elements = padded(tensors), padded(in_fp8) if in_fp8 else 0
-    gradients = (elements if trained else 0) if options.version == 1 else padded(trained)
+    gradients = padded(trained) if options.version == 2 else (elements if trained else 0)
     sent = "fp8" if len(in_fp8) == len(tensors) else "uint8" if in_fp8 else gathered
     wide_bytes = (elements - narrow_elements) * ITEM_BYTES[gathered]
     return SizedUnit(
@@ -367,6 +375,51 @@ def split_rows(tensor: ParameterTensor, ranks: int) -> int:
     if tensor.of_experts and tensor.shape[0] < ranks:
         return tensor.shape[1]
     return tensor.shape[0] if tensor.shape else 1
+
+
+def communication_unit(options: FsdpStrategy, units: Sequence[SizedUnit]) -> int:
+    """Elements that Megatron-FSDP has under way: half in gathers ahead, all in reductions.
+
+    By default those of two units on average, and no less than 10^9 (``megatron_fsdp.py``).
+    """
+    return options.suggested_communication_unit_size or max(
+        fixed_in("fsdp", "communication_unit"),
+        2 * int(fmean([sum(p.numel for p in u.parameters) for u in units if not u.is_root] or [0])),
+    )
+
+
+def inputs_kept(options: FsdpStrategy, units: Sequence[SizedUnit], unit: SizedUnit) -> int:
+    """Return how many inputs of reductions such as a unit's there are before one has to be freed.
+
+    In Megatron-FSDP those before it hold `communication_unit` at most, and with a double buffer one
+    is another unit's (``wait_for_previous_grad_reduce``, ``_enforce_double_buffer_limit``).
+    """
+    return (
+        options.reduce_buffers + options.fsdp_double_buffer
+        if options.version != "megatron" or options.fsdp_double_buffer
+        else communication_unit(options, units) // max(1, unit.reduced_elements) + 1
+    )
+
+
+def window(
+    options: FsdpStrategy, units: Iterable[SizedUnit], unit: SizedUnit, *, backward: bool
+) -> list[SizedUnit]:
+    """Return what Megatron-FSDP gathers where it comes to a unit: it, and units ahead of it.
+
+    These follow in the order of registration, up to the one with which half of `communication_unit`
+    is under way; with a double buffer two units are whole at most
+    (``AllGatherPipeline.all_gather_params``). So with a root that begins the model backward gathers
+    none ahead of the last one, and forward gathers the first ones again where it comes to layers of
+    the root behind all.
+    """
+    ordered = sorted(units, key=lambda each: each.tensors, reverse=backward)
+    following = ordered[ordered.index(unit) + 1 :]
+    sizes, half = [each.elements for each in following], communication_unit(options, ordered) // 2
+    ahead = sum(before < half for before in accumulate(sizes[:-1], initial=0))
+    return [
+        unit,
+        *following[: min(ahead, 1 + unit.is_root) if options.fsdp_double_buffer else ahead],
+    ]
 
 
 # ---------------------------------------------------------------- order

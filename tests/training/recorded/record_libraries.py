@@ -19,6 +19,7 @@ from tests.training.recorded.run_cases import Call, run_cases
 LIBRARIES = {
     "deepspeed": ("deepspeed", "step 3"),
     "megatron": ("megatron-core", "step 2"),
+    "megatron_fsdp": ("megatron-core", "step 2"),
     "megatron_tensor": ("megatron-core", "step 2"),
     "torchao": ("torchao", "step 1"),
     "torchrec": ("torchrec", "step 1"),
