@@ -177,7 +177,7 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
 
 SMALL_RUN = ["run", "resnet50-dgx-a100", "--set", "cluster.nodes=2", "--set", "scale.gpus=[1]"]
 
-MOST_MODULES = 252
+MOST_MODULES = 253
 """Modules of ours that a small run imports: a third of a millisecond each."""
 
 MOST_MODELS = 111

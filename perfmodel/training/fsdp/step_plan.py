@@ -19,6 +19,7 @@ from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.frameworks import fixed_in
+from perfmodel.training.fsdp.budgets import bucket_bytes, window
 from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
@@ -43,15 +44,7 @@ from perfmodel.training.fsdp.unit_traffic import (
     reduce,
     wait_for,
 )
-from perfmodel.training.fsdp.units import (
-    BY_LAYER,
-    Moment,
-    SizedUnit,
-    bucket_bytes,
-    sized_units,
-    walk_units,
-    window,
-)
+from perfmodel.training.fsdp.units import BY_LAYER, Moment, SizedUnit, sized_units, walk_units
 from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (

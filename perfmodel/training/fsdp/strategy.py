@@ -11,18 +11,16 @@ from itertools import accumulate, repeat
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.frameworks import fixed_in
+from perfmodel.training.fsdp.budgets import bucket_bytes, inputs_kept, window
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.units import (
     BY_LAYER,
     ROOT,
     Moment,
     SizedUnit,
-    bucket_bytes,
-    inputs_kept,
     sized_units,
     split_rows,
     walk_units,
-    window,
 )
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.strategy import Setting, Strategy

@@ -16,6 +16,7 @@ after the optimizer, one all-reduce for all of them
 from __future__ import annotations
 
 from perfmodel.training.frameworks import fixed_in
+from perfmodel.training.fsdp.budgets import inputs_kept
 from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
@@ -32,7 +33,7 @@ from perfmodel.training.fsdp.sharded_step import (
     issue,
     sharers,
 )
-from perfmodel.training.fsdp.units import SizedUnit, inputs_kept
+from perfmodel.training.fsdp.units import SizedUnit
 from perfmodel.workload.kernels.element_wise import passes_of
 from perfmodel.workload.model import ITEM_BYTES
 

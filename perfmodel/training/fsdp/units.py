@@ -9,21 +9,15 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import accumulate
-from pathlib import Path
-from statistics import fmean
 from typing import Generic, Literal, TypeVar
 
 from perfmodel.arrays import round_up
 from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
-from perfmodel.files import read_yaml
 from perfmodel.memo import grouped
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.frameworks import fixed_in
-from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
 
@@ -31,8 +25,6 @@ BY_LAYER = ("layer", "auto")
 """Ways to make units of layers, which lie in no other."""
 ROOT = "root"
 """Name of the unit of all parameters that no wrapped module holds."""
-
-_bucket_table = cache(partial(read_yaml, Path(__file__).with_name("buckets.yaml")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +141,6 @@ def _bucketed(
         held += numel[layer.name]
         bucket_of[layer.name] = first
     return {index: bucket_of.get(name) for index, name in owner.items()}
-
-
-def bucket_bytes(options: FsdpStrategy, ranks: int, generation: str, ranks_per_host: int) -> float:
-    """Return the bytes of a bucket that PyTorch's compiler stops at, as ``buckets.yaml`` has it.
-
-    A bucket of s bytes reaches s / (s + t r) of a ring's rate r, of which a gather takes t beside
-    its bytes: a start, and a hop to each other rank.
-
-    `ranks`: that share a unit. `generation`: of their GPUs. `ranks_per_host`: on one node.
-    """
-    table, where = _bucket_table(), "between" if ranks > ranks_per_host else "inside"
-    own = table[where][table["counts_as"].get(generation, "ampere")]
-    takes_s = parse_time(own["start"]) + (ranks - 1) * parse_time(own["hop"])
-    sent_s = takes_s * table["efficiency"] / (1 - table["efficiency"])
-    least = max(parse_bytes(table["least"]), parse_bytes(own["least"]))
-    saturating = max(least, sent_s * parse_bandwidth(own["rate"]))
-    return options.bucket_cap or min(saturating, parse_bytes(table["most"]))
 
 
 def module_paths(name: str) -> list[str]:
@@ -375,51 +350,6 @@ def split_rows(tensor: ParameterTensor, ranks: int) -> int:
     if tensor.of_experts and tensor.shape[0] < ranks:
         return tensor.shape[1]
     return tensor.shape[0] if tensor.shape else 1
-
-
-def communication_unit(options: FsdpStrategy, units: Sequence[SizedUnit]) -> int:
-    """Elements that Megatron-FSDP has under way: half in gathers ahead, all in reductions.
-
-    By default those of two units on average, and no less than 10^9 (``megatron_fsdp.py``).
-    """
-    return options.suggested_communication_unit_size or max(
-        fixed_in("fsdp", "communication_unit"),
-        2 * int(fmean([sum(p.numel for p in u.parameters) for u in units if not u.is_root] or [0])),
-    )
-
-
-def inputs_kept(options: FsdpStrategy, units: Sequence[SizedUnit], unit: SizedUnit) -> int:
-    """Return how many inputs of reductions such as a unit's there are before one has to be freed.
-
-    In Megatron-FSDP those before it hold `communication_unit` at most, and with a double buffer one
-    is another unit's (``wait_for_previous_grad_reduce``, ``_enforce_double_buffer_limit``).
-    """
-    return (
-        options.reduce_buffers + options.fsdp_double_buffer
-        if options.version != "megatron" or options.fsdp_double_buffer
-        else communication_unit(options, units) // max(1, unit.reduced_elements) + 1
-    )
-
-
-def window(
-    options: FsdpStrategy, units: Iterable[SizedUnit], unit: SizedUnit, *, backward: bool
-) -> list[SizedUnit]:
-    """Return what Megatron-FSDP gathers where it comes to a unit: it, and units ahead of it.
-
-    These follow in the order of registration, up to the one with which half of `communication_unit`
-    is under way; with a double buffer two units are whole at most
-    (``AllGatherPipeline.all_gather_params``). So with a root that begins the model backward gathers
-    none ahead of the last one, and forward gathers the first ones again where it comes to layers of
-    the root behind all.
-    """
-    ordered = sorted(units, key=lambda each: each.tensors, reverse=backward)
-    following = ordered[ordered.index(unit) + 1 :]
-    sizes, half = [each.elements for each in following], communication_unit(options, ordered) // 2
-    ahead = sum(before < half for before in accumulate(sizes[:-1], initial=0))
-    return [
-        unit,
-        *following[: min(ahead, 1 + unit.is_root) if options.fsdp_double_buffer else ahead],
-    ]
 
 
 # ---------------------------------------------------------------- order

@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.fsdp.budgets import bucket_bytes
 from perfmodel.training.fsdp.step_plan import fsdp_plan
-from perfmodel.training.fsdp.units import bucket_bytes, sized_units, walk_units
+from perfmodel.training.fsdp.units import sized_units, walk_units
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.run_cases import planned_calls, run_cases
 from tests.training.recorded.toy_workload import BLOCKS, INPUTS, WIDTH, request

@@ -14,14 +14,10 @@ import pytest
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.fsdp.budgets import communication_unit, inputs_kept, window
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.strategy import FSDP
-from perfmodel.training.fsdp.units import (
-    communication_unit,
-    inputs_kept,
-    sized_units,
-    window,
-)
+from perfmodel.training.fsdp.units import sized_units
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
