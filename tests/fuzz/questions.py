@@ -20,6 +20,7 @@ MODELS: tuple[dict[str, Any], ...] = (
     {"transformer": TRANSFORMER | {"experts": {"count": 4, "top_k": 2}}, "tokens": 64},
     {"transformer": TRANSFORMER, "tokens": 128, "dtype": "bf16"},
     {"name": "resnet18", "image_size": 64},
+    {"name": "dlrm-criteo-kaggle"},
 )
 NODES = tuple(
     """
@@ -33,6 +34,8 @@ FABRICS = ("one-switch", "rail-optimised", "leaf-spine", "fat-tree", "dragonfly"
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {"kind": "ddp"},
     {"kind": "fsdp"},
+    {"kind": "fsdp", "version": "megatron"},
+    {"kind": "fsdp", "version": 2, "wrap": "auto"},
     {"kind": "zero", "stage": 1},
     {"kind": "zero", "stage": 2},
     {"kind": "zero", "stage": 3},

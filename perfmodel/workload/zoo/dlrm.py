@@ -18,12 +18,12 @@ from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
 NOTE = (
-    "Its tables are data parallel with dense gradients, as DistributedDataParallel reduces them "
-    "unless they are sparse; or shared out as TorchRec does it (parallel.tables): the kernel of "
-    "their backward updates rows by SGD, which leaves no gradient of a table and no states, and "
-    "indices and vectors travel exposed, as without its pipeline of batches. Remote ones are asked "
-    "for rows by RPC, once all ranks are there, and a host waits for them; servers update rows by "
-    "SGD."
+    "Its tables are where parallel.tables says. By default each GPU has all, with dense gradients, "
+    "as DistributedDataParallel reduces them unless they are sparse. Shared out as TorchRec does "
+    "it, the kernel of their backward updates rows by SGD, which leaves no gradient of a table and "
+    "no states, and indices and vectors travel exposed, as without its pipeline of batches. Remote "
+    "ones are asked for rows by RPC, once all ranks are there, and a host waits for them; servers "
+    "update rows by SGD."
 )
 
 

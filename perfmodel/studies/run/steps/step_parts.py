@@ -145,6 +145,7 @@ def ring_bytes(op: str, nbytes: float, ranks: int) -> float:
         "broadcast": min(1.0, ranks - 1),
         "send": 1.0,
         "send_recv": 1.0,
+        "gather": 1 / ranks,  # its root sends nothing
     }
     return nbytes * factor.get(op, share)
 
