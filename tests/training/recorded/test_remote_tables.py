@@ -153,7 +153,9 @@ def test_a_gpu_holds_no_tables_and_reduces_dense_gradients_alone() -> None:
     answer = pm.run(SCENARIO)
     dense = 4 * 2_400_000
     assert answer.main.memory.parameters_bytes == pytest.approx(dense, rel=0.05)
-    sent = {use.dimension: use.sent_bytes for use in answer.main.parallel_layout.dimensions}
+    uses = answer.main.parallel_layout.dimensions
+    assert [use.ranks for use in uses] == [RANKS, RANKS]
+    sent = {use.dimension: use.sent_bytes for use in uses}
     assert sent["data"] == pytest.approx(2 * 15 / 16 * dense, rel=0.05)
     assert sent["servers"] == pytest.approx(ROWS / RANKS * (2 * 4 * 128 + 2 * 8))
 

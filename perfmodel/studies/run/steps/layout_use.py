@@ -186,7 +186,7 @@ def _dimension_use(
     per_host = machine.topology.gpus_per_host
     return DimensionUse(
         dimension=dimension,
-        ranks=_group_ranks(called),
+        ranks=min(_group_ranks(called), sum(len(each.ranks) for each in plan.classes)),  # no server
         calls=max(sum(work.times for work in works) for works in works_of.values()),
         sent_bytes=max(sum_sent_bytes(plan, name, works) for name, works in works_of.items()),
         exposed_s=exposed_s,
