@@ -64,6 +64,7 @@ _TABLE: Final = {
         Algorithm("hierarchical", "hierarchical.all_reduce"),
         Algorithm("torus", "hierarchical.torus"),
         Algorithm("server", "linear.server_all_reduce"),
+        Algorithm("all_pairs", "linear.all_pairs"),
         Algorithm("gloo_ring", "ring.ring_all_reduce"),
         Algorithm("switch", "sharp.switch_all_reduce", in_switch=True),
         Algorithm("nvls", "sharp.nvls_all_reduce", "nvls", SIMPLE, True),

@@ -194,6 +194,8 @@ class Variant(FileModel):
     staged_efficiency: float | None = Field(None, gt=0, le=1)
     credits: int | None = Field(None, ge=1)
     unevenness: Seconds | None = None
+    own_clock: bool = False
+    """Whether the times are stated of this hardware itself, not at the library's clock."""
     source: str
 
     def fits(self, generation: str, network: str) -> bool:
@@ -357,8 +359,10 @@ def _vary_protocols(
     """Protocols with the variants that apply to an algorithm ("": of all), at the GPU's clock."""
     varied = {}
     for name, protocol in library.protocols.items():
-        applying = (variant for variant in variants if variant.covers(algorithm, name))
-        varied[name] = _at_clock(reduce(_apply_variant, applying, protocol), slower)
+        applying = [variant for variant in variants if variant.covers(algorithm, name)]
+        scaled = reduce(_apply_variant, [v for v in applying if not v.own_clock], protocol)
+        own = [v for v in applying if v.own_clock]
+        varied[name] = reduce(_apply_variant, own, _at_clock(scaled, slower))
     return varied
 
 

@@ -110,7 +110,7 @@ class LibrarySettings(FileModel):
     version: Version = None
     """Such as "2.26.2"; default: the newest that the model knows."""
     env: Environment = Field(default_factory=dict)
-    """``NCCL_*`` variables; see ``nccl/variables.yaml``."""
+    """``NCCL_*`` variables, and RCCL's; see ``nccl/variables.yaml``."""
     one_process: bool = False
     """One process drives all GPUs of a host, so that its launches follow one another."""
     awaited: bool = False

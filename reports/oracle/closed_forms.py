@@ -222,6 +222,7 @@ FORMS: Mapping[str, Mapping[str, Formula]] = {
         "hierarchical": _two_level("group_size"),
         "torus": _two_level("columns"),
         "server": _server,
+        "all_pairs": lambda ranks, nbytes, _: _server(ranks, nbytes, {"servers": ranks}),
         "gloo_ring": _gloo_ring,
         "switch": _in_pieces(NVLS_BYTES, lambda *_: 1, lambda *_: (1, 1.0, 1.0, 0.0)),
         # through a switch, where the busiest port carries most of what is sent or received
@@ -325,7 +326,7 @@ def lower_bound_s(
     summed = in_switch and op.replace("-", "_") == "all_reduce"
     share = 1.0 if summed else bus_factor(op.replace("-", "_"), ranks)
     senders = {"server": ranks - 1, "direct": ranks - 1, "star": ranks - 1, "tree": 4}
-    senders |= {"bidirectional_ring": 2, "batched": ranks - 1}
+    senders |= {"bidirectional_ring": 2, "batched": ranks - 1, "all_pairs": ranks - 1}
     fewest = math.log(ranks) / math.log(1 + senders.get(algorithm.replace("-", "_"), 1))
     least = 2 if in_switch else math.ceil(fewest - 1e-9)
     return max(least * alpha_s, share * nbytes * beta_s_per_B)

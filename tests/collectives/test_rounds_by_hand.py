@@ -34,6 +34,7 @@ STEPPED = (
     ("all_reduce", "rabenseifner"),
     ("all_reduce", "binomial"),
     ("all_reduce", "server"),
+    ("all_reduce", "all_pairs"),
     ("reduce_scatter", "ring"),
     ("reduce_scatter", "recursive_halving"),
     ("all_gather", "bruck"),

@@ -10,6 +10,8 @@ Source: Li et al., "Scaling distributed machine learning with the parameter serv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfmodel.collectives.patterns import concatenate, exchange
@@ -102,3 +104,16 @@ def server_all_reduce(
         exchange("pull", server, worker, part, 1, sizes, reduces=False),
     ]
     return concatenate(patterns, "all_reduce", "server", ranks, nbytes, itemsize, sizes)
+
+
+def all_pairs(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks, each of which is the server of its own part.
+
+    Steps: 2. Bytes sent per rank: 2 (N-1)/N S. Latency term: 2 alpha. Right for small buffers where
+    every rank has a link to each other. Source: ROCm/rccl
+    ``tools/msccl-algorithms/allreduce-allpairs-8n-*.xml``.
+    """
+    servers = tuple(range(check_ranks(ranks)))
+    return replace(
+        server_all_reduce(ranks, nbytes, servers=servers, itemsize=itemsize), algorithm="all_pairs"
+    )

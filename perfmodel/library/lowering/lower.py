@@ -43,6 +43,7 @@ from perfmodel.library.model import Protocol, own_algorithm
 from perfmodel.library.nccl.communicator import channels_of
 from perfmodel.library.nccl.dispatch import (
     NCCL_USUAL,
+    PAIRS_CHANNELS,
     allowed_protocols,
     channels_used,
     chosen_algorithm,
@@ -165,7 +166,9 @@ def lower_without_corrections(
 def _channels(
     machine: Machine, op: str, name: str, protocol: str, nbytes: int, group: RankGroup
 ) -> int:
-    """Channels on which NCCL runs a ring or an all-to-all; nothing else asks for them."""
+    """Channels on which NCCL runs a ring or an all-to-all, or RCCL all-pairs; no other asks."""
+    if name == "all_pairs":
+        return PAIRS_CHANNELS
     if machine.library.nccl_tuner and op == "all_to_all":
         return channels_of(system_on(machine, group), "ring", machine.settings)
     if machine.library.nccl_tuner and name == "ring" and op in NCCL_ALGORITHMS:

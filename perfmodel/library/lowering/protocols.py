@@ -42,14 +42,18 @@ def uneven_s(protocol: Protocol, schedule: Schedule, nbytes: float, channels: in
     """Time that grows with the bytes and that no link sees; seconds.
 
     `channels`: those that work on the message. A ring ends with a copy within each GPU, and what an
-    all-to-all leaves where it is takes the blocks that send.
+    all-to-all leaves where it is takes the blocks that send. A block of all-pairs sends one chunk,
+    so that none strays, and copies thrice: what it received to scratch, what it adds (N - 1 times
+    1/N of a chunk), and the sums that it receives (steps of ROCm/rccl ``tools/msccl-algorithms``).
     """
     carried = nbytes * bus_factor(schedule.collective, schedule.ranks)
-    lost_s = protocol.unevenness * math.sqrt(carried / MIB)
-    copies = schedule.algorithm == "ring" or schedule.collective == "all_to_all"
+    pairs = schedule.algorithm == "all_pairs"
+    lost_s = 0.0 if pairs else protocol.unevenness * math.sqrt(carried / MIB)
+    copies = pairs or schedule.algorithm == "ring" or schedule.collective == "all_to_all"
     if protocol.copy_rate is None or not copies:
         return lost_s
-    return lost_s + nbytes / schedule.ranks / (channels * protocol.copy_rate)
+    copied = nbytes / schedule.ranks * (3 - 1 / schedule.ranks if pairs else 1)
+    return lost_s + copied / (channels * protocol.copy_rate)
 
 
 def chunk_bytes(schedule: Schedule) -> float:

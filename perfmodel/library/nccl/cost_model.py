@@ -58,6 +58,9 @@ class Constants(FileModel):
     bandwidth_ratio: dict[str, tuple[Three, Three, Three]] = {}
     sizes: dict[int, dict[str, dict[str, tuple[float, float]]]] = {}
     """By hosts, operation and protocol: more than so many bytes, and at most so many."""
+    pairs: tuple[tuple[str, int, int], ...] = ()
+    """All-reduces of MSCCL on eight GPUs: protocol, most bytes, chunks that they divide into."""
+    pairs_by_default: bool = False
 
 
 class _Difference(FileModel):

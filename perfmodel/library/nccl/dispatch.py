@@ -22,7 +22,7 @@ from perfmodel.collectives.catalog import (
     find_algorithm,
 )
 from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
-from perfmodel.library.lowering.lowered import LaidSchedule
+from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.lowering.protocols import protocol_parameters, usable_protocols
 from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
 from perfmodel.library.machine import Machine
@@ -60,6 +60,8 @@ def chosen_algorithm(
     Algorithms without a model here are passed over. If none is left, it is the operation's own one
     with all protocols that the machine can use.
     """
+    if op == "all_reduce" and (taken := _pairs_protocol(machine, nbytes, group)):
+        return "all_pairs", {taken: protocol_parameters(machine.library, op, "all_pairs")[taken]}
     for choice in choices(machine, op, nbytes, group):
         row = NCCL_ALGORITHMS[op][choice.algorithm]
         protocols = protocol_parameters(machine.library, op, row.name)
@@ -67,6 +69,38 @@ def chosen_algorithm(
         if row.function and choice.protocol in protocols and not obstacle:
             return row.name, {choice.protocol: protocols[choice.protocol]}
     return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])
+
+
+PAIRS_RANKS = 8
+PAIRS_CHANNELS = 8
+"""Ranks and channels of RCCL's all-pairs; ROCm/rccl ``tools/msccl-algorithms``, ngpus, nchannels
+(4 up to 64 KiB)."""
+
+PAIRS_UNTIL = (2, 28)
+"""RCCL without MSCCL: ROCm/rocm-systems ``projects/rccl/CHANGELOG.md``, 2.28.3 for ROCm 7.13; that
+of ROCm 7.11 and 7.12, of the same number, had it."""
+
+
+def _pairs_protocol(machine: Machine, nbytes: int, group: RankGroup) -> str | None:
+    """Protocol in which RCCL runs MSCCL's all-pairs, whatever it estimates; None where it does not.
+
+    A version that is not stated is one with MSCCL. Sources: ``tuner.yaml``, `pairs`.
+    """
+    settings, system = machine.settings, system_on(machine, group)
+    constants = constants_of(settings.release, system.generation)
+    by_default = constants.pairs_by_default and system.nodes == 1
+    processes = not settings.one_process or settings.is_on("RCCL_MSCCL_ENABLE_SINGLE_PROCESS")
+    on = processes and settings.is_on("RCCL_MSCCL_ENABLE", default=True)
+    removed = settings.version is not None and settings.release >= PAIRS_UNTIL
+    forced = settings.is_on("RCCL_MSCCL_FORCE_ENABLE")
+    if system.ranks != PAIRS_RANKS or removed or not (on and (by_default or forced)):
+        return None
+    fitting = (
+        protocol
+        for protocol, most, chunks in constants.pairs
+        if 0 < nbytes <= most and nbytes // ITEM_BYTES % chunks == 0
+    )
+    return next(fitting, None)
 
 
 def allowed_protocols(

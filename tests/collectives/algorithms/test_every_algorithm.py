@@ -48,6 +48,7 @@ FEW_SENDS = [
     ("all_reduce", "binomial"),
     ("all_reduce", "recursive_doubling"),
     ("all_reduce", "server"),
+    ("all_reduce", "all_pairs"),
     ("all_reduce", "switch"),
     ("broadcast", "binomial"),
     ("reduce", "binomial"),

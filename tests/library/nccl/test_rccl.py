@@ -1,17 +1,25 @@
 """RCCL's estimates and what it takes by size, worked out by hand from its source.
 
 Golden numbers: ROCm/rccl ``src/graph/tuning.cc`` (tuning_model_0, _5 and _6, base latencies of 12
-and 17 us) and ``src/rccl_wrap.cc``, for the channels that are named.
+and 17 us) and ``src/rccl_wrap.cc``, for the channels that are named. Of all-pairs
+``tools/msccl-algorithms/allreduce-allpairs-8n-*.xml``: the LL files of 256 and 512 chunks for up to
+64 KiB and up to where the Simple one begins (minBytes 524288, maxBytes 20971520, 512 chunks).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import load_library, protocols_of
 from perfmodel.library.nccl.communicator import System
 from perfmodel.library.nccl.dispatch import Prediction, predictions
 from perfmodel.library.nccl.graphs import Graph
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20
 
@@ -115,3 +123,99 @@ def test_the_algorithm_stays_what_is_estimated_to_be_quickest() -> None:
     assert (first.algorithm, first.protocol) == ("tree", "ll128")
     assert (others[0].algorithm, others[0].protocol) == ("tree", "simple")
     assert len({(each.algorithm, each.protocol) for each in [first, *others]}) == len(others) + 1
+
+
+def board(name: str, hosts: int = 1, **settings: Any) -> Machine:
+    topology = (
+        build_topology(name, hosts=hosts, fabric="rail-optimised")
+        if hosts > 1
+        else build_topology(name)
+    )
+    return make_machine(topology, load_library("nccl"), settings=LibrarySettings(**settings))
+
+
+def runs(on: Machine, nbytes: int, ranks: int = 8, op: str = "all_reduce") -> tuple[str, str]:
+    lowered = lower_collective(on, op, nbytes, range(ranks))[-1]
+    return lowered.schedule.algorithm, lowered.protocol
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "protocol"),
+    [
+        (512, None),  # 128 elements are no 256 chunks
+        (1024, "ll"),
+        (65536, "ll"),
+        (66560, None),  # 16640 elements are 65 times 256, and no 512 chunks
+        (67584, "ll"),
+        (522240, "ll"),
+        (524288, "simple"),
+        (20971520, "simple"),
+        (20971520 + 2048, None),
+    ],
+)
+def test_all_pairs_by_size(nbytes: int, protocol: str | None) -> None:
+    algorithm, own = runs(board("mi300x-x8"), nbytes)
+    assert algorithm == ("all_pairs" if protocol else "ring")
+    assert protocol is None or own == protocol
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "pairs"),
+    [
+        ("mi325x-x8", {}, True),
+        ("mi300x-x8", {"version": "2.22.3"}, True),
+        ("mi300x-x8", {"version": "2.27.7"}, True),
+        ("mi300x-x8", {"version": "2.28.3"}, False),
+        ("mi300x-x8", {"env": {"RCCL_MSCCL_ENABLE": "0"}}, False),
+        ("mi300x-x8", {"env": {"NCCL_ALGO": "Ring"}}, True),  # MSCCL is asked before the tuner
+        ("mi300x-x8", {"one_process": True}, False),
+        (
+            "mi300x-x8",
+            {"one_process": True, "env": {"RCCL_MSCCL_ENABLE_SINGLE_PROCESS": "1"}},
+            True,
+        ),
+        ("mi355x-x8", {}, False),
+        ("mi355x-x8", {"env": {"RCCL_MSCCL_FORCE_ENABLE": "1"}}, True),
+        (
+            "mi355x-x8",
+            {"env": {"RCCL_MSCCL_FORCE_ENABLE": "1", "RCCL_MSCCL_ENABLE": "0"}},
+            False,
+        ),
+        ("dgx-h100", {"env": {"RCCL_MSCCL_FORCE_ENABLE": "1"}}, False),
+    ],
+)
+def test_where_all_pairs_run(name: str, told: dict[str, Any], pairs: bool) -> None:
+    assert (runs(board(name, **told), MIB)[0] == "all_pairs") is pairs
+
+
+def test_all_pairs_are_all_reduces_of_a_whole_board_alone() -> None:
+    assert runs(board("mi300x-x8"), MIB, ranks=4)[0] != "all_pairs"
+    two = board("mi300x-x8", hosts=2)
+    for group in (range(16), (0, 1, 2, 3, 8, 9, 10, 11)):
+        lowered = lower_collective(two, "all_reduce", MIB, group)[-1]
+        assert lowered.schedule.algorithm != "all_pairs"
+    assert runs(board("mi300x-x8"), MIB, op="reduce_scatter")[0] != "all_pairs"
+
+
+def test_all_pairs_copy_what_their_blocks_receive_and_add() -> None:
+    """Of 8 MiB, 64 blocks take 128 KiB to scratch, add 7 x 16 KiB and copy 128 KiB of results."""
+    here = board("mi300x-x8")
+    lowered = lower_collective(here, "all_reduce", 8 * MIB, range(8))[-1]
+    protocol = protocols_of(here.library, "all_pairs")["simple"]
+    assert protocol.copy_rate is not None
+    copied_bytes = 128 * 1024 + 7 * 16 * 1024 + 128 * 1024
+    assert lowered.uneven_s == pytest.approx(copied_bytes / protocol.copy_rate)
+
+
+@pytest.mark.parametrize(
+    ("name", "ll_us", "simple_us", "simple_step_us"),
+    [("mi300x-x8", 12.0, 17.0, 1.3), ("mi250x-x8", 12.0, 17.0, 2.8)],
+)
+def test_times_that_rccl_states_are_those_of_its_gpus(
+    name: str, ll_us: float, simple_us: float, simple_step_us: float
+) -> None:
+    """A step of Simple is 2.1 and 3.6 us, 0.8 of which the topology has (hwLat, NVLINK)."""
+    protocols = board(name).library.protocols
+    assert protocols["ll"].launch == pytest.approx(ll_us * 1e-6)
+    assert protocols["simple"].launch == pytest.approx(simple_us * 1e-6)
+    assert protocols["simple"].step.nvlink == pytest.approx(simple_step_us * 1e-6)

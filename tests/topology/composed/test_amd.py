@@ -9,6 +9,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.files.csv_rows import read_table
 from perfmodel.library.channels import rings_over
+from perfmodel.library.settings import LibrarySettings
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.composed.load import load_node
@@ -72,14 +73,18 @@ def test_part_of_a_board_keeps_the_links_of_the_whole() -> None:
     assert len(nvlinks) == 8 * 7 / 2
 
 
-# rccl-tests all_reduce: crickett-hpe/hpc-ai-envs pull request 30, 8 GPUs; ROCm/rccl pull request
-# 2078, two hosts with eight adapters of 400 Gbit/s each; rocm.blogs.amd.com, mi300x-rccl-xgmi, and
+# rccl-tests all_reduce: rocm.blogs.amd.com, mi300x-rccl-xgmi, up to 8 MiB by MSCCL's all-pairs;
+# ROCm/rccl pull request 2078, two hosts with eight adapters of 400 Gbit/s each; and
 # oci-ai-incubations/oci-gpu-quickstarts, where all seven links of each GPU are used both ways.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "hosts", "nbytes", "recorded_s", "within"),
     [
-        ("mi300x-x8", 1, 2**23, 91.10e-6, 0.1),
+        ("mi300x-x8", 1, 2**12, 13.3e-6, 0.05),
+        ("mi300x-x8", 1, 2**18, 16.9e-6, 0.05),
+        ("mi300x-x8", 1, 2**19, 24.4e-6, 0.05),
+        ("mi300x-x8", 1, 2**21, 34.8e-6, 0.05),
+        ("mi300x-x8", 1, 2**23, 83.7e-6, 0.15),
         ("mi300x-x8", 2, 2**31, 11.186e-3, 0.1),
         ("mi300x-x8", 1, 2**34, 94.254e-3, 0.05),
         ("mi355x-x8", 1, 2**34, 73.913e-3, 0.05),
@@ -95,6 +100,14 @@ def test_recorded_all_reduces_lie_in_the_interval(
     low_s, high_s = row["interval_s"]
     assert low_s < recorded_s < high_s
     assert row["time_s"] == pytest.approx(recorded_s, rel=within)
+
+
+def test_one_process_for_all_gpus_is_without_msccl_by_default() -> None:
+    """8 MiB of rccl-tests -g 8, in rings: crickett-hpe/hpc-ai-envs pull request 30."""
+    settings = LibrarySettings(one_process=True)
+    row = collective_rows(build_topology("mi300x-x8"), sizes=(2**23,), settings=settings)[0]
+    assert row["algorithm"] == "ring"
+    assert row["time_s"] == pytest.approx(91.1e-6, rel=0.16)
 
 
 def test_a_published_step_lies_in_the_wide_interval_of_one_measured_product() -> None:
