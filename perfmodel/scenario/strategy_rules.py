@@ -51,7 +51,9 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     mixed = getattr(strategy, "mixed_precision", None)
     dtype = getattr(mixed or strategy, "param_dtype", None)
     wide = "bf16" if compute.precision == "fp8" else compute.precision
-    of_rows = strategy.kind == "fsdp" and strategy.version == 2 and not strategy.offload
+    of_parts = (strategy.kind == "fsdp" and strategy.version == 2 and not strategy.offload) or (
+        strategy.kind == "zero" and not strategy.offloads
+    )
     of_tensors = strategy.kind == "megatron" and not strategy.use_distributed_optimizer
     return [
         (
@@ -89,7 +91,7 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
                 and (
                     strategy.kind in UPDATING_WHOLE_TENSORS
                     or of_tensors
-                    or (of_rows and compute.optimizer == "muon")
+                    or (of_parts and compute.optimizer == "muon")
                 )
             )
             # each rank's part of a matrix by itself, as TensorParallelMuon's default has it
@@ -98,7 +100,23 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             f"{compute.optimizer!r}, which updates whole matrices",
             f"an optimizer of elements with {kind}, or with parallel, where ranks have parts"
             + "; or 'muon' with version: 2 and no offload" * (strategy.kind == "fsdp")
-            + "; or 'muon' without use_distributed_optimizer" * (strategy.kind == "megatron"),
+            + "; or 'muon' without use_distributed_optimizer" * (strategy.kind == "megatron")
+            + "; or 'muon' without offload, of which no plan has its gathers"
+            * (strategy.kind == "zero"),
+        ),
+        (
+            getattr(strategy, "stage", 1) == 3
+            and compute.optimizer == "muon"
+            and strategy.reduce_scatter,
+            "strategy.reduce_scatter",
+            "true",
+            "false with stage 3 and compute.optimizer 'muon': DeepSpeed stops at both together",
+        ),
+        (
+            "ns_method" in strategy.model_fields_set and compute.optimizer != "muon",
+            "strategy.ns_method",
+            repr(getattr(strategy, "ns_method", None)),
+            "nothing without compute.optimizer 'muon', whose products it chooses",
         ),
         (
             getattr(strategy, "layer_wise_distributed_optimizer", False)

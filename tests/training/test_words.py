@@ -175,6 +175,13 @@ def test_what_is_not_stated_is_left_to_deepspeed() -> None:
     assert json.loads(text)["zero_optimization"] == {"stage": 2, "overlap_comm": True}
 
 
+def test_deepspeeds_muon_is_an_optimizer_of_its_own_configuration() -> None:
+    asks = ("strategy={kind: zero, ns_method: standard}", "compute.optimizer=muon")
+    document = json.loads(told(FSDP, *asks)["deepspeed"].text)
+    assert document["optimizer"] == {"type": "Muon", "params": {"ns_method": "standard"}}
+    assert "optimizer" not in json.loads(told(FSDP, "strategy={kind: zero}")["deepspeed"].text)
+
+
 @pytest.mark.slow
 def test_deepspeed_reads_its_configuration() -> None:
     onebit = "strategy={kind: onebit, optimizer: zero_one_adam, freeze_step: 2000}"

@@ -114,10 +114,16 @@ KEEPING = ("PreConditioner", "SGDGraft")
 """Classes of pytorch_optimizer whose objects hold states."""
 
 
-def flops_of(workload: Workload, monkeypatch: pytest.MonkeyPatch, optimizer: str = "muon") -> float:
+def flops_of(
+    workload: Workload,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str = "muon",
+    *,
+    gram: bool = False,
+) -> float:
     with monkeypatch.context() as patched:
         patched.setattr(optimizer_states, "product_s", lambda product, _: product.flops)
-        return optimizer_unhidden_s(workload, optimizer, load_gpu("h100-sxm5-80gb"))
+        return optimizer_unhidden_s(workload, optimizer, load_gpu("h100-sxm5-80gb"), gram=gram)
 
 
 def test_muon_makes_the_calls_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +257,26 @@ def test_experts_are_matrices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert flops_of(together, monkeypatch) == 8 * flops_of(model((64, 128)), monkeypatch)
 
 
+# deepspeed 0.19.8 on a CPU, under torch.utils.flop_counter.FlopCounterMode: operations of
+# zeropower_via_gram_newtonschulz and of zeropower_via_newtonschulz5
+@pytest.mark.parametrize(
+    ("shape", "by_gram", "standard"),
+    [
+        ((64, 64), 7864320, 7864320),
+        ((64, 128), 11534336, 13107200),
+        ((64, 192), 13631488, 18350080),
+        ((192, 64), 13631488, 18350080),
+        ((8, 64, 192), 109051904, 146800640),
+    ],
+)
+def test_muon_multiplies_as_deepspeed_does(
+    shape: tuple[int, ...], by_gram: int, standard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = model(shape, of_experts=len(shape) > 2)
+    assert flops_of(matrix, monkeypatch, gram=True) == by_gram
+    assert flops_of(matrix, monkeypatch) == standard
+
+
 def test_muon_takes_bf16() -> None:
     with pytest.raises(InputError, match="'muon' on v100"):
         optimizer_unhidden_s(model((64, 128)), "muon", load_gpu("v100-sxm2-16gb"))
@@ -262,7 +288,11 @@ def test_other_optimizers_of_sharded_ranks_take_no_bf16() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    ["strategy={kind: fsdp, version: 1}", "strategy={kind: zero}", "parallel={tensor: 2}"],
+    [
+        "strategy={kind: fsdp, version: 1}",
+        "strategy={kind: zero, stage: 3, offload_param: {device: cpu}}",
+        "parallel={tensor: 2}",
+    ],
 )
 @pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo"])
 def test_whole_matrices_are_wanted(changed: str, optimizer: str) -> None:

@@ -128,6 +128,11 @@ class ZeroStrategy(StrategyModel):
         description="parts of parameters lie in host memory or on drives (ZeRO-Infinity)",
     )
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
+    ns_method: Literal["gram", "standard"] = Field(
+        default="gram",
+        description="how Muon makes a matrix orthogonal (compute.optimizer 'muon'): rounds of "
+        "Newton and Schulz on its Gram matrix in fp16, or on itself in bf16",
+    )
     accumulate: MicroSteps = Field(default=1, description="gradient_accumulation_steps")
 
     def _rules(self) -> Rules:

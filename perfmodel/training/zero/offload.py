@@ -36,6 +36,7 @@ from perfmodel.training.sharding_step import DRIVE_READS, DRIVE_WRITES, Sharding
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
+from perfmodel.workload.memory.optimizer_states import parameter_groups
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 SWAPPED_STATES = 3
@@ -48,11 +49,13 @@ def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int
 
 
 def sub_groups(
-    workload: Workload, options: ZeroStrategy, ranks: int
+    workload: Workload, options: ZeroStrategy, ranks: int, optimizer: str = "adam"
 ) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    return full_groups(
-        sorted(workload.ready_order), workload, options.sub_group_size, ranks=ranks, exceeds=True
+    return tuple(
+        each
+        for group in parameter_groups(workload, optimizer).values()
+        for each in full_groups(group, workload, options.sub_group_size, ranks=ranks, exceeds=True)
     )
 
 

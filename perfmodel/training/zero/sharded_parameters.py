@@ -10,7 +10,8 @@ The order of events is that of DeepSpeed 0.19 (``deepspeed/runtime/zero/stage3.p
   reduced once the next one does not fit, the last one at the end of each backward, for which the
   host waits (``independent_gradient_partition_epilogue``).
 - The step agrees on the norm of each sub-group (and on an overflow in fp16), updates a part of the
-  parameters, and gathers the persistent ones, one by one (``_post_step``).
+  parameters, and gathers the persistent ones, one by one (``_post_step``). Before the norms, Muon
+  gathers matrices (`perfmodel.training.zero.matrices`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from perfmodel.training.sharding_step import (
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.fetches import Fetch, persistent_tensors, trace_fetches
+from perfmodel.training.zero.matrices import matrix_gathers
 from perfmodel.training.zero.offload import (
     add_drive_task,
     add_grouped_update,
@@ -275,10 +277,21 @@ class _Passes(ShardingStep[ZeroStrategy]):
 def _add_optimizer(step: _Passes) -> int:
     """Agree on the gradients, update the parts, gather the persistent parameters."""
     workload, ranks, options = step.request.workload, step.request.ranks, step.options
-    groups = sub_groups(workload, options, ranks)
+    groups = sub_groups(workload, options, ranks, step.request.optimizer)
     parts = [part_elements(workload, group, ranks) for group in groups]
     if step.dtype == "fp16":
         step.agree("overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
+    for name, elements, copies in matrix_gathers(workload, options, ranks, step.request.optimizer):
+        step.device_waits = (
+            step.collective(
+                f"gather {name}",
+                "all_gather",
+                elements,
+                dtype=sent_dtype(step),
+                after=(*step.behind, *step.device_waits, *step.host_waits),
+            ),
+        )
+        step.copy(f"copy out {name}", elements * ITEM_BYTES[sent_dtype(step)], copies)
     for number, part in enumerate(parts):
         step.agree(f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
     if options.offload_param or options.uses_drives:

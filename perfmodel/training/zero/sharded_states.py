@@ -13,13 +13,16 @@ The order of events is that of DeepSpeed 0.19 (``deepspeed/runtime/zero/stage_1_
 - The step agrees on an overflow (not in fp32) and on the norm of the gradients, updates a part,
   and gathers all parameters in one collective: `allgather_bucket_size` and `allgather_partitions`
   count for PyTorch before 1.13 alone (``all_gather_dp_groups`` in deepspeed/runtime/utils.py).
+- With Muon, matrices are laid out by themselves, and have a norm and a gather of their own. Each
+  rank that owns a piece of one gets its whole gradient, which it makes orthogonal
+  (``get_flat_partition``): such pieces are all-reduced even where others go to their owners.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -31,6 +34,7 @@ from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.training.sharding_step import REDUCTION, ShardingStep, full_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.offload import add_host_update, own_gradient_seconds
+from perfmodel.workload.memory.optimizer_states import parameter_groups
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 NORM_DTYPE, OVERFLOW_DTYPE = "fp32", "uint8"
@@ -42,7 +46,7 @@ def sharded_states_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan
     Raises `ScheduleError`: times that do not fit the workload.
     """
     step = ShardingStep.begin(request, options)
-    layout = partition(request.workload, options, request.ranks)
+    layout = partition(request.workload, options, request.ranks, request.optimizer)
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
         step.forward()
@@ -77,7 +81,12 @@ def _add_local_backward(
             )
     if not reduces:
         return
-    for bucket in gradient_buckets(workload, step.options, layout, sorted(workload.ready_order)):
+    for bucket in gradient_buckets(
+        workload,
+        step.options,
+        layout,
+        [*chain(*parameter_groups(workload, step.request.optimizer).values())],
+    ):
         _add_copies_in(step, bucket.tensors, bucket)
         ended = _add_reduction(step, bucket, ended)
     if step.options.offload_optimizer:
@@ -185,9 +194,12 @@ def _add_optimizer(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> i
     part = layout.part_elements
     if step.dtype != "fp32":
         step.agree("overflow", OVERFLOW_DTYPE, part * step.item_bytes)
-    step.agree("gradient norm", NORM_DTYPE, part * step.item_bytes)
-    updated = add_host_update(step, part) if step.options.offload_optimizer else step.update(part)
-    return step.collective("gather parameters", "all_gather", layout.elements, after=(updated,))
+    for elements in layout.groups.values():
+        step.agree("gradient norm", NORM_DTYPE, elements // layout.ranks * step.item_bytes)
+    end = add_host_update(step, part) if step.options.offload_optimizer else step.update(part)
+    for elements in layout.groups.values():
+        end = step.collective("gather parameters", "all_gather", elements, after=(end,))
+    return end
 
 
 # ---------------------------------------------------------------- what each rank owns
@@ -195,39 +207,49 @@ def _add_optimizer(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> i
 
 @dataclass(frozen=True, slots=True)
 class FlatPartition:
-    """Parameters one after the other, in equal parts.
+    """Groups of parameters, those of each one after the other in equal parts.
 
-    `starts`: first element of each tensor.
-    `elements`: of all, padding included.
+    `starts`: group of each tensor, and its first element in that.
+    `groups`: elements of each group, padding included.
     """
 
-    starts: dict[int, int]
-    elements: int
+    starts: dict[int, tuple[str, int]]
+    groups: dict[str, int]
     ranks: int
 
     @property
     def part_elements(self) -> int:
         """Elements that each rank owns."""
-        return self.elements // self.ranks
+        return sum(self.groups.values()) // self.ranks
 
     def owners(self, tensor: int, numel: int) -> Iterator[tuple[int, int]]:
         """Yield rank and number of elements of each piece of a tensor."""
-        first, end = self.starts[tensor], self.starts[tensor] + numel
-        while first < end:
-            rank = first // self.part_elements
-            stop = min(end, (rank + 1) * self.part_elements)
-            yield rank, stop - first
-            first = stop
+        name, first = self.starts[tensor]
+        while numel > 0:
+            rank, offset = divmod(first, self.groups[name] // self.ranks)
+            piece = min(numel, self.groups[name] // self.ranks - offset)
+            yield rank, piece
+            first, numel = first + piece, numel - piece
 
 
-def partition(workload: Workload, options: ZeroStrategy, ranks: int) -> FlatPartition:
-    """Lay out the trained parameters as ``DeepSpeedZeroOptimizer`` does."""
-    order = sorted(workload.ready_order)
-    if options.round_robin_gradients:
-        order = [tensor for rank in range(ranks) for tensor in order[rank::ranks]]
-    ends = list(accumulate([workload.tensors[tensor].numel for tensor in order], initial=0))
-    unit = fixed_in("deepspeed", "aligned_elements") * ranks
-    return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
+def partition(
+    workload: Workload, options: ZeroStrategy, ranks: int, optimizer: str = "adam"
+) -> FlatPartition:
+    """Lay out the trained parameters as ``DeepSpeedZeroOptimizer`` does.
+
+    `optimizer`: by which they are groups (see `parameter_groups`).
+    """
+    layout, unit = FlatPartition({}, {}, ranks), fixed_in("deepspeed", "aligned_elements") * ranks
+    for name, group in parameter_groups(workload, optimizer).items():
+        order = (
+            [tensor for rank in range(ranks) for tensor in group[rank::ranks]]
+            if options.round_robin_gradients
+            else group
+        )
+        ends = list(accumulate([workload.tensors[tensor].numel for tensor in order], initial=0))
+        layout.starts.update(zip(order, ((name, end) for end in ends), strict=False))
+        layout.groups[name] = -(-ends[-1] // unit) * unit
+    return layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +296,18 @@ def _to_owners(
     A collective is closed once it holds more than a bucket (``average_tensor`` and
     ``allreduce_and_scatter`` in stage_1_and_2.py).
     """
-    owned = (each for t in tensors for each in layout.owners(t, workload.tensors[t].numel))
+    owned = (
+        (rank, {each for each, _ in pieces} if layout.starts[t][0] == "matrices" else {rank}, numel)
+        for t in tensors
+        for pieces in [tuple(layout.owners(t, workload.tensors[t].numel))]
+        for rank, numel in pieces
+    )
     pieces = grouped(
         (
-            None if options.use_multi_rank_bucket_allreduce else rank,
-            sum(numel for _, numel in alike),
+            None if options.use_multi_rank_bucket_allreduce or len(receivers) > 1 else rank,
+            sum(numel for *_, numel in alike),
         )
-        for rank, alike in groupby(owned, key=itemgetter(0))
+        for (rank, receivers), alike in groupby(owned, key=itemgetter(0, 1))
     )
     for owner, sizes in pieces.items():
         elements = 0

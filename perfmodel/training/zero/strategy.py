@@ -17,6 +17,7 @@ from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.training.zero.fetches import persistent_tensors, trace_fetches
+from perfmodel.training.zero.matrices import matrix_gathers, own_matrices, with_own_matrices
 from perfmodel.training.zero.offload import (
     SWAPPED_STATES,
     check_offload,
@@ -29,6 +30,7 @@ from perfmodel.training.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.zero.sharded_states import partition, sharded_states_plan
 from perfmodel.workload.kernels.shapes import WIDE_BYTES
 from perfmodel.workload.memory import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import parameter_groups, without
 from perfmodel.workload.model import ITEM_BYTES
 
 
@@ -38,9 +40,9 @@ def zero_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     Raises `InputError`: second copies that do not divide the ranks.
     Raises `ScheduleError`: times that do not fit the workload.
     """
+    options, request = options.within(request.ranks), with_own_matrices(request, options)
     if request.ranks == 1 and not options.offloads:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    options = options.within(request.ranks)
     check_offload(request, options)
     make = sharded_parameters_plan if options.stage == 3 else sharded_states_plan
     return make(request, options)
@@ -75,24 +77,47 @@ def _with_flat_gradients(setup: Setup, options: ZeroStrategy, use: MemoryUse) ->
     item = ITEM_BYTES[setup.trained[0].dtype]
     workload, ranks, is_whole = setup.workload, setup.ranks, options.stage < 3
     own = (
-        partition(workload, options, ranks).part_elements
+        partition(workload, options, ranks, setup.optimizer).part_elements
         if is_whole
-        else max(part_elements(workload, g, ranks) for g in sub_groups(workload, options, ranks))
+        else max(
+            part_elements(workload, group, ranks)
+            for group in sub_groups(workload, options, ranks, setup.optimizer)
+        )
     )
     gone = use.gradients_bytes - own * item if is_whole else use.gathered_bytes
-    flat = float(own * (item + WIDE_BYTES * (item < WIDE_BYTES)))
+    flat = max(
+        0.0,
+        own * (item + WIDE_BYTES * (item < WIDE_BYTES)),
+        # before, of Muon's matrices: gradients, momenta, and what these are gathered into
+        *(
+            3.0 * elements * ITEM_BYTES[options.communication_data_type or setup.trained[0].dtype]
+            for _, elements, _ in matrix_gathers(workload, options, ranks, setup.optimizer)
+        ),
+    )
     more = max(0.0, flat - use.activations_bytes - use.buckets_bytes - gone)
     return replace(use, temporary_bytes=more, idle_bytes=flat - more)
 
 
-def _state_bytes(setup: Setup, options: ZeroStrategy, elements: float) -> float:
-    """Optimizer states of so many elements, and their fp32 copies; none that are offloaded."""
+def _state_bytes(
+    setup: Setup, options: ZeroStrategy, elements: int, matrices: int, momenta_bytes: float
+) -> float:
+    """Optimizer states of so many elements, and their fp32 copies; none that are offloaded.
+
+    `matrices`: of these elements, those that are made orthogonal, whose only states are momenta.
+    """
     if options.offload_optimizer:
         return 0.0
+    setup = replace(
+        setup,
+        workload=without(
+            setup.workload,
+            parameter_groups(setup.workload, setup.optimizer).get("matrices", ()),
+        ),
+    )
     total = sum(tensor.numel for tensor in setup.trained)
     narrow = sum(t.numel for t in setup.trained if ITEM_BYTES[t.dtype] < WIDE_BYTES)
     states = optimizer_state_bytes(setup.workload, setup.optimizer) - narrow * WIDE_BYTES
-    return elements * (states / total + WIDE_BYTES)
+    return (elements - matrices) * states / (total or 1) + elements * WIDE_BYTES + momenta_bytes
 
 
 def _sharded_states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
@@ -102,7 +127,7 @@ def _sharded_states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> Memo
     gradients those of a bucket are held, and their copy when it is sent.
     """
     item, offloaded = ITEM_BYTES[setup.trained[0].dtype], options.offload_optimizer
-    layout = partition(setup.workload, options, setup.ranks)
+    layout = partition(setup.workload, options, setup.ranks, setup.optimizer)
     sizes = [tensor.numel for tensor in setup.trained]
     trained, largest = (rule(t.nbytes for t in setup.trained) for rule in (sum, max))
     own = largest if offloaded else layout.part_elements * item
@@ -111,9 +136,19 @@ def _sharded_states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> Memo
         buffers = 2 * min(sum(sizes), max(options.reduce_bucket_size, *sizes))
     return replace(
         use,
-        parameters_bytes=use.parameters_bytes - trained + layout.elements * item,
+        parameters_bytes=use.parameters_bytes - trained + sum(layout.groups.values()) * item,
         gradients_bytes=own if options.stage == 2 else trained + own,
-        optimizer_bytes=_state_bytes(setup, options, layout.part_elements),
+        optimizer_bytes=_state_bytes(
+            setup,
+            options,
+            layout.part_elements,
+            layout.groups.get("matrices", 0) // setup.ranks,
+            2.0
+            * sum(
+                setup.workload.tensors[matrix].nbytes
+                for matrix in own_matrices(setup.workload, options, setup.ranks, setup.optimizer)
+            ),
+        ),
         buckets_bytes=buffers * item,
     )
 
@@ -122,7 +157,13 @@ def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> 
     """Stage 3: parts of parameters, persistent ones whole, and those that are gathered."""
     workload, ranks, holders = setup.workload, setup.ranks, options.zero_hpz_partition_size
     item = ITEM_BYTES[setup.trained[0].dtype]
-    own = part_elements(workload, workload.ready_order, ranks)
+    own, matrices = (
+        part_elements(workload, each, ranks)
+        for each in (
+            workload.ready_order,
+            parameter_groups(workload, setup.optimizer).get("matrices", ()),
+        )
+    )
     part = part_elements(workload, range(len(workload.tensors)), ranks)
     kept = sum(workload.tensors[each].numel for each in persistent_tensors(workload, options))
     if not options.offload_param:
@@ -135,7 +176,13 @@ def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> 
         use,
         parameters_bytes=kept * item + workload.buffer_bytes,
         gradients_bytes=0.0 if options.offload_optimizer else own * item,
-        optimizer_bytes=_state_bytes(setup, options, own),
+        optimizer_bytes=_state_bytes(
+            setup,
+            options,
+            own,
+            matrices,
+            float(matrices * ITEM_BYTES[options.communication_data_type or setup.trained[0].dtype]),
+        ),
         buckets_bytes=options.reduce_bucket_size * item + largest * item,
         gathered_bytes=(live + min(live, options.stage3_prefetch_bucket_size)) * item,
     )

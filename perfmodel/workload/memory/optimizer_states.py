@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, product
 from math import prod
@@ -86,6 +86,24 @@ def _is_matrix(tensor: ParameterTensor, kind: OptimizerKind) -> bool:
     return len(tensor.shape) > 1 and (kind.rounds == 0 or block_of(tensor.name) is not None)
 
 
+def parameter_groups(workload: Workload, optimizer: str) -> dict[str, list[int]]:
+    """Return trained parameters in order: "matrices" that are made orthogonal, then all "others".
+
+    The matrices with most rows first (``MuonWithAuxAdam`` of KellerJordan/Muon).
+    """
+    return grouped(
+        (name, each)
+        for name, _, each in sorted(
+            (
+                ("matrices", tuple(-length for length in workload.tensors[each].shape), each)
+                if optimizer_of(workload.tensors[each], optimizer).rounds
+                else ("others", (), each)
+            )
+            for each in workload.ready_order
+        )
+    )
+
+
 def gathered_matrices(workload: Workload, optimizer: str, ranks: int) -> list[list[int]]:
     """Matrices that so many ranks share out, those of a list one each, the largest first.
 
@@ -159,13 +177,20 @@ def fullest_share(
 
     `layer_wise`: as Megatron-Core deals out all tensors, and not as Muon's authors do matrices.
     """
-    others = set(
-        chain.from_iterable(
-            layer_wise_shares(workload, ranks)[1:]
-            if layer_wise
-            else (m[1:] for m in gathered_matrices(workload, optimizer, ranks))
-        )
+    return without(
+        workload,
+        set(
+            chain.from_iterable(
+                layer_wise_shares(workload, ranks)[1:]
+                if layer_wise
+                else (m[1:] for m in gathered_matrices(workload, optimizer, ranks))
+            )
+        ),
     )
+
+
+def without(workload: Workload, others: Collection[int]) -> Workload:
+    """Return the workload without some of its tensors."""
     return replace(
         workload,
         layers=tuple(
@@ -206,14 +231,17 @@ def _batch(tensor: ParameterTensor) -> tuple[int, ...]:
     return tensor.shape if tensor.of_experts and len(tensor.shape) > 2 else (1, *tensor.shape)
 
 
-def optimizer_unhidden_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
+def optimizer_unhidden_s(
+    workload: Workload, optimizer: str, gpu: Gpu, *, gram: bool = False
+) -> float:
     """Time of what traffic does not hide: work on elements, waits of the host, products; seconds.
 
+    `gram`: whether matrices are made orthogonal by their Gram matrices.
     Raises `InputError`: the GPU has not the precision of the products.
     """
     seconds, times = 0.0, defaultdict[tuple[str, MatrixProduct], float](float)
     for tensor, kind, _, alike in _updates(workload, optimizer):
-        for made, number in _products(tensor, kind):
+        for made, number in _products(tensor, kind, gram):
             times[made] += alike * number
         seconds += alike * (
             kind.element_flops * tensor.numel / fp32_peak(gpu.peak_flops)
@@ -229,12 +257,17 @@ def optimizer_unhidden_s(workload: Workload, optimizer: str, gpu: Gpu) -> float:
 
 
 def _products(
-    tensor: ParameterTensor, kind: OptimizerKind
+    tensor: ParameterTensor, kind: OptimizerKind, gram: bool
 ) -> Iterator[tuple[tuple[str, MatrixProduct], float]]:
     """Products of a step, with their precision, and how many times each is made.
 
     Newton and Schulz make matrices of updates orthogonal. Of a matrix X, whose rows are the shorter
     side, each round is A = X X', B = b A + c A A and a X + B X (torch/optim/_muon.py).
+
+    With `gram`, a round is of R = X X' alone: Z = b R + c R R, Q = (a + Z) Q and, for the next one,
+    R = (a + Z) (a + Z) R. X becomes Q X after the second, from which all starts anew, and at the
+    end. Squares are multiplied as without it, and all in fp16 (``zeropower_via_gram_newtonschulz``
+    in deepspeed/runtime/zero/muon/original_muon.py).
 
     A side's factor is a mean of X X', and what is made of it (eigenvectors, an inverse root) is
     multiplied with what stands for X (arXiv 1802.09568, 2409.11321).
@@ -242,8 +275,11 @@ def _products(
     if kind.rounds:
         count, height, *width = _batch(tensor)
         m, n = sorted((height, prod(width)))
-        for columns, depth in ((m, n), (m, m), (n, m)):
-            yield ("bf16", MatrixProduct(m, columns, depth, count)), kind.rounds
+        for columns, depth, by_gram in ((m, n, 2), (m, m, 4 * kind.rounds - 6), (n, m, 2)):
+            yield (
+                ("fp16" if gram else "bf16", MatrixProduct(m, columns, depth, count)),
+                by_gram if gram and m < n else kind.rounds,
+            )
     for side, across, number in _sides(tensor, kind.factors):
         yield ("fp32", MatrixProduct(side, side, across)), number
         yield ("fp32", MatrixProduct(across, side, side)), number * kind.factors.projections
@@ -254,21 +290,29 @@ def _products(
 
 
 def shares_of_step(
-    workload: Workload, optimizer: str, ranks: int, gpu: Gpu, *, layer_wise: bool = False
+    workload: Workload,
+    optimizer: str,
+    ranks: int,
+    gpu: Gpu,
+    *,
+    layer_wise: bool = False,
+    share: Workload | None = None,
+    gram: bool = False,
 ) -> tuple[float, float]:
     """Time and operations of the fullest rank's share of a step, over those of all of it.
 
     `layer_wise`: as in `fullest_share`.
+    `share`: where it is another one; `gram`: its matrices as in `optimizer_unhidden_s`.
     """
     (own_s, own), (whole_s, whole) = (
         (
-            optimizer_unhidden_s(each, optimizer, gpu)
+            optimizer_unhidden_s(each, optimizer, gpu, gram=by_gram)
             + optimizer_bytes(each, optimizer) / gpu.memory_Bps / gpu.memory_efficiency,
             optimizer_operations(each, optimizer),
         )
-        for each in (
-            fullest_share(workload, optimizer, ranks, layer_wise=layer_wise),
-            workload,
+        for each, by_gram in (
+            (share or fullest_share(workload, optimizer, ranks, layer_wise=layer_wise), gram),
+            (workload, False),
         )
     )
     return own_s / whole_s, own / whole

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # products of Muon are compiled, which changes no call
 
 import deepspeed
 import torch
+import torch.distributed as dist
 
 from tests.training.recorded.recording_group import CALLS, enter_phase
 from tests.training.recorded.toy import Net
@@ -21,13 +23,20 @@ STEPS = 4
 
 
 def settings(
-    stage: int, *, accumulate: int = 1, dtype: str = "fp32", sent: str = "", **fields: Any
+    stage: int,
+    *,
+    accumulate: int = 1,
+    dtype: str = "fp32",
+    sent: str = "",
+    optimizer: str = "adamw",
+    **fields: Any,
 ) -> dict[str, Any]:
     """Fields of ``zero_optimization``, and what stands beside it."""
     return {
         "accumulate": accumulate,
         "dtype": dtype,
         "sent": sent,
+        **({} if optimizer == "adamw" else {"optimizer": optimizer}),
         "fields": {"stage": stage, **fields},
     }
 
@@ -45,9 +54,14 @@ def train(case: dict[str, Any]) -> None:
         "bf16": {"enabled": bf16},
         **({"communication_data_type": case["sent"]} if case["sent"] else {}),
     }
+    if muon := case.get("optimizer") == "muon":
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 1e-3}}
     model = Net()
     engine, *_ = deepspeed.initialize(
-        model=model, config=config, optimizer=torch.optim.AdamW(model.parameters(), 1e-3)
+        model=model,
+        config=config,
+        model_parameters=model.parameters(),
+        optimizer=None if muon else torch.optim.AdamW(model.parameters(), 1e-3),
     )
     inputs = torch.ones(2, INPUTS, dtype=torch.bfloat16 if bf16 else torch.float32)
     for step in range(STEPS):
@@ -62,7 +76,7 @@ def train(case: dict[str, Any]) -> None:
 
 
 def note_bytes(optimizer: Any, stage: int) -> None:
-    """Note what rank 0 keeps between steps."""
+    """Note what a rank keeps between steps, the most that one of them does."""
     if stage == 3:
         kept = {
             "parameters": [p.ds_tensor for group in optimizer.fp16_groups for p in group],
@@ -75,12 +89,23 @@ def note_bytes(optimizer: Any, stage: int) -> None:
             "parameters": optimizer.bit16_groups_flat,
             "master": optimizer.single_partition_of_fp32_groups,
         }
-    states = optimizer.optimizer.state.values()
-    kept["optimizer"] = [each for state in states for each in state.values() if each.numel() > 1]
+    states = [each for state in optimizer.optimizer.state.values() for each in state.values()]
+    # those of Muon that are kept until it is known that no gradient overflowed
+    states += [staged for staged, _ in getattr(optimizer, "_muon_pending_momentum", {}).values()]
+    kept["optimizer"] = [each for each in states if torch.is_tensor(each) and each.numel() > 1]
     for name, tensors in kept.items():
-        nbytes = sum(each.numel() * each.element_size() for each in tensors)
+        most = torch.tensor(sum(each.numel() * each.element_size() for each in tensors))
+        enter_phase("agreement on the most")
+        dist.all_reduce(most, dist.ReduceOp.MAX)
         CALLS.append(
-            {"op": name, "bytes": nbytes, "dtype": "", "group": [], "phase": "memory", "tensors": 1}
+            {
+                "op": name,
+                "bytes": int(most),
+                "dtype": "",
+                "group": [],
+                "phase": "memory",
+                "tensors": 1,
+            }
         )
 
 
@@ -120,6 +145,39 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "stage 2, all-reduce": settings(2, reduce_bucket_size=1200, reduce_scatter=False),
     "stage 2, not contiguous": settings(2, reduce_bucket_size=1200, contiguous_gradients=False),
     "stage 2, gather buckets": settings(2, allgather_bucket_size=600, allgather_partitions=False),
+    "stage 1, muon": settings(1, optimizer="muon"),
+    "stage 1, muon bf16": settings(1, optimizer="muon", dtype="bf16"),
+    "stage 1, muon, accumulate": settings(
+        1, optimizer="muon", reduce_bucket_size=1200, accumulate=3
+    ),
+    "stage 1, muon, overlap": settings(
+        1, optimizer="muon", reduce_bucket_size=1200, overlap_comm=True
+    ),
+    "stage 2, muon": settings(2, optimizer="muon"),
+    "stage 2, muon bf16": settings(2, optimizer="muon", dtype="bf16"),
+    "stage 2, muon, small buckets": settings(2, optimizer="muon", reduce_bucket_size=500),
+    "stage 2, muon, to owners": settings(
+        2, optimizer="muon", reduce_bucket_size=2000, use_multi_rank_bucket_allreduce=False
+    ),
+    "stage 2, muon, to owners, small buckets": settings(
+        2, optimizer="muon", reduce_bucket_size=300, use_multi_rank_bucket_allreduce=False
+    ),
+    "stage 2, muon, round robin": settings(
+        2,
+        optimizer="muon",
+        reduce_bucket_size=1200,
+        use_multi_rank_bucket_allreduce=False,
+        round_robin_gradients=True,
+    ),
+    "stage 2, muon, accumulate": settings(
+        2, optimizer="muon", reduce_bucket_size=1200, accumulate=3
+    ),
+    "stage 2, muon, all-reduce": settings(
+        2, optimizer="muon", reduce_bucket_size=1200, reduce_scatter=False
+    ),
+    "stage 2, muon, not contiguous": settings(
+        2, optimizer="muon", reduce_bucket_size=1200, contiguous_gradients=False
+    ),
     "stage 3, sent in fp32": settings(3, dtype="bf16", sent="fp32", reduce_bucket_size=1000),
     "stage 3, live, accumulate": settings(
         3,
@@ -180,6 +238,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
         3, stage3_param_persistence_threshold=0, stage3_allgather_sequential=True
     ),
     "stage 3, groups": settings(3, stage3_param_persistence_threshold=100, sub_group_size=600),
+    "stage 3, muon": settings(3, optimizer="muon", reduce_scatter=False),
+    "stage 3, muon bf16": settings(3, optimizer="muon", dtype="bf16", reduce_scatter=False),
+    "stage 3, muon, sent in fp32": settings(
+        3, optimizer="muon", dtype="bf16", sent="fp32", reduce_scatter=False
+    ),
+    "stage 3, muon, buckets": settings(
+        3,
+        optimizer="muon",
+        reduce_bucket_size=2000,
+        reduce_scatter=False,
+        stage3_param_persistence_threshold=100,
+    ),
+    "stage 3, muon, accumulate": settings(
+        3,
+        optimizer="muon",
+        accumulate=2,
+        reduce_scatter=False,
+        stage3_param_persistence_threshold=100,
+        stage3_prefetch_bucket_size=1000,
+        stage3_max_reuse_distance=0,
+    ),
+    "stage 3, muon, groups": settings(
+        3,
+        optimizer="muon",
+        reduce_scatter=False,
+        stage3_param_persistence_threshold=100,
+        sub_group_size=600,
+    ),
     "stage 3, hpz, live": settings(
         3,
         stage3_param_persistence_threshold=0,
