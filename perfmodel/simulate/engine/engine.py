@@ -209,6 +209,7 @@ def simulate(
     background_jobs: Sequence[BackgroundJob | StepPlan] = (),
     stretch: Stretch | None = None,
     processes: Sequence[OwnProcess] = (),
+    is_crowded: bool = False,
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
 
@@ -234,6 +235,8 @@ def simulate(
         Factor on a task's work, by step and index (see `perfmodel.simulate.engine.jitter`).
     processes : sequence of OwnProcess
         Processes of the user's, which see clock and network.
+    is_crowded : bool
+        Whether collectives are known to meet, so that it is not tried whether they do.
 
     Raises
     ------
@@ -278,7 +281,7 @@ def simulate(
             environment=ProcessEnvironment if processes else simpy.Environment,
         )
     with no_collections():
-        if fidelity == "flow" and stretch is None and can_be_retimed(plan):
+        if fidelity == "flow" and not (is_crowded or stretch) and can_be_retimed(plan):
             graph = step_graph(plan, steps)
         if graph is not None and not uses_sockets(machine, fidelity):
             network = FlowNetwork(simpy.Environment(), timer)

@@ -46,6 +46,8 @@ class Run:
         Of the background jobs, by the name of their plan.
     graph : StepGraph, optional
         Who waited for whom, where that is known.
+    is_uncontended : bool
+        Whether collectives left each other their links, so that nothing had to be simulated.
     """
 
     executions: Sequence[TaskExecution] = field(repr=False)
@@ -54,6 +56,7 @@ class Run:
     arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     graph: StepGraph | None = field(default=None, repr=False, compare=False)
+    is_uncontended: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: of the network, what it has seen."""

@@ -66,6 +66,7 @@ def run_uncontended(
         network,
         tuple(_arrivals(plan, times)) if len(plan.classes) > 1 else (),
         graph=graph,
+        is_uncontended=True,
     )
 
 

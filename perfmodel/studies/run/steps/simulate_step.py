@@ -138,7 +138,10 @@ class ReportedRun:
 
         `setup`: by default the run's own.
         """
-        return simulate_steps(setup or self.setup, disturbances, self.steps, self.counted).step_s
+        is_crowded = not self.run.is_uncontended  # as other numbers hardly change
+        return simulate_steps(
+            setup or self.setup, disturbances, self.steps, self.counted, is_crowded=is_crowded
+        ).step_s
 
 
 def simulate_steps(
@@ -146,8 +149,12 @@ def simulate_steps(
     disturbances: Sequence[Disturbance],
     steps: int,
     counted: int = 1,
+    *,
+    is_crowded: bool = False,
 ) -> ReportedRun:
     """Simulate some steps with some disturbances, the last of which are `counted`.
+
+    `is_crowded`: as of `simulate`.
 
     Raises `InputError`: disturbances that cannot be simulated together.
     """
@@ -193,6 +200,7 @@ def simulate_steps(
         background_jobs=around.background_jobs,
         processes=around.processes,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
+        is_crowded=is_crowded,
     )
     mode = f"{len(plan.classes)} rank class{'es' if len(plan.classes) > 1 else ''}"
     return ReportedRun(plan, run, mode, setup, steps, counted)
