@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine import engine
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.outcome import Run
+from perfmodel.topology.own_graph import topology_of
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -22,7 +26,8 @@ from perfmodel.training.plan.step_plan import (
     Stream,
     Task,
 )
-from tests.simulate.random_machines import random_machine
+from tests.conftest import PLAIN_GPU
+from tests.simulate.random_machines import random_library, random_machine
 from tests.simulate.reference.test_plan_processes import (
     COMMUNICATORS,
     RANKS,
@@ -43,16 +48,16 @@ def simulated(plan: StepPlan, machine: Machine, steps: int = 1, slowdown: float 
 
 def is_stepped_through(plan: StepPlan, machine: Machine) -> bool:
     """Whether a run steps through a plan's events."""
-    begun = []
+    begun, make = list[StepPlan](), engine.PlanRun
+
+    def begin(*given: Any, **more: Any) -> engine.PlanRun:
+        begun.append(plan)
+        return make(*given, **more)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            engine, "PlanRun", lambda *each, **more: begun.append(each) or kind(*each, **more)
-        )
+        patch.setattr(engine, "PlanRun", begin)
         simulate(plan, machine)
     return bool(begun)
-
-
-kind = engine.PlanRun
 
 
 def crowded_plan(seed: int, tasks: int, classes: int) -> StepPlan:
@@ -124,12 +129,6 @@ def test_only_what_meets_is_stepped_through(
 @pytest.mark.parametrize("spine_GBps", [1.9, 2.0])
 def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) -> None:
     """Two messages at 1 GB/s each over one link between two switches."""
-    import networkx as nx
-
-    from perfmodel.topology.own_graph import topology_of
-    from tests.conftest import PLAIN_GPU
-    from tests.simulate.random_machines import random_library
-
     graph, rate = nx.Graph(name="trunk"), {"kind": "nvlink", "latency": 0.0}
     graph.add_nodes_from((f"gpu{n}" for n in range(4)), kind="gpu", model="a100-sxm4-80gb")
     graph.add_nodes_from(("left", "right"), kind="switch")
@@ -159,3 +158,15 @@ def test_groups_that_share_a_link_take_what_they_take_together() -> None:
     plan = StepPlan("halves", (RankClass("a", range(RANKS)),), STREAMS, COMMUNICATORS, tasks, 1)
     assert not is_stepped_through(plan, machine)
     assert_same(simulate(plan, machine, steps=2), simulated(plan, machine, 2))
+
+
+def test_a_plan_that_cannot_finish_says_who_waits() -> None:
+    """Two pieces of work that wait for each other."""
+    tasks = (
+        Task("one", "forward", "a", "compute", Compute(1e-3), (1,)),
+        Task("other", "copy", "a", "copy", Compute(1e-3), (0,)),
+    )
+    streams = (STREAMS[0], Stream("copy", "copy"))
+    plan = StepPlan("knot", (RankClass("a", range(RANKS)),), streams, COMMUNICATORS, tasks, 1)
+    with pytest.raises(SimulationError, match="'knot' cannot finish"):
+        simulate(plan, random_machine(5, RANKS, mesh=True))
