@@ -191,10 +191,10 @@ def _arrivals(plan: StepPlan, times: Retimed) -> Iterator[CollectiveArrivals]:
     meeting = np.flatnonzero((graph.kinds == COLLECTIVE) & (np.diff(graph.classes_from) > 1))
     for node in meeting[np.argsort(times.begins_s[meeting], kind="stable")]:
         step, number = divmod(int(node), len(graph.tasks))
-        own = [(_reached_s(times, step, at), at) for at in graph.tasks[number]]
-        arrived_s = {plan.tasks[at].rank_class: at_s for at_s, at in sorted(own)}
-        last = plan.tasks[max(own)[1]]
-        yield arrivals_of(last, step, arrived_s, classes, float(times.begins_s[node]))
+        own = graph.tasks[number]
+        arrived_s = {plan.tasks[at].rank_class: _reached_s(times, step, at) for at in own}
+        begun_s = float(times.begins_s[node])
+        yield arrivals_of(plan.tasks[own[0]], step, arrived_s, classes, begun_s)
 
 
 def _reached_s(times: Retimed, step: int, task: int) -> float:

@@ -16,6 +16,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine import engine
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.outcome import Run
+from perfmodel.simulate.flow.approximation import NOTES
 from perfmodel.topology.own_graph import topology_of
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -91,7 +92,8 @@ def test_it_is_what_a_simulation_gives(
     found = simulate(plan, machine, steps=steps, overlap_slowdown=slowdown)
     expected = simulated(plan, machine, steps, slowdown)
     assert_same(found, expected)
-    assert set(found.notes) <= set(expected.notes)
+    assert {*expected.notes} - {*found.notes} <= {NOTES["met"]}
+    assert {*found.notes} <= {*expected.notes}
     ours, theirs = (sorted(run.arrivals) for run in (found, expected))
     for own, its in zip(ours, theirs, strict=True):
         assert (own.step, own.name) == (its.step, its.name)
@@ -126,9 +128,8 @@ def test_only_what_meets_is_stepped_through(
     assert is_stepped_through(plan, random_machine(5, RANKS, mesh=True)) is stepped
 
 
-@pytest.mark.parametrize("spine_GBps", [1.9, 2.0])
-def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) -> None:
-    """Two messages at 1 GB/s each over one link between two switches."""
+def trunk(spine_GBps: float) -> Machine:
+    """Two GPUs at 1 GB/s on either side of one link between two switches."""
     graph, rate = nx.Graph(name="trunk"), {"kind": "nvlink", "latency": 0.0}
     graph.add_nodes_from((f"gpu{n}" for n in range(4)), kind="gpu", model="a100-sxm4-80gb")
     graph.add_nodes_from(("left", "right"), kind="switch")
@@ -136,28 +137,34 @@ def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) ->
         ((f"gpu{n}", "left" if n < 2 else "right") for n in range(4)), bandwidth=1e9, **rate
     )
     graph.add_edge("left", "right", bandwidth=spine_GBps * 1e9, **rate)
-    machine = Machine(replace(topology_of(graph), gpu=PLAIN_GPU), random_library())
+    return Machine(replace(topology_of(graph), gpu=PLAIN_GPU), random_library())
+
+
+def messages(*groups: tuple[tuple[int, int], ...]) -> StepPlan:
+    """Messages between pairs of a group each, on streams of their own."""
+    names = [f"pairs {number}" for number in range(len(groups))]
     tasks = tuple(
-        Task(group, "communication", "a", stream, Collective("send", BYTES, group, group))
-        for stream, group in (("comm", "upper"), ("second comm", "lower"))
+        Task(name, "communication", "a", stream, Collective("send", BYTES, name, name))
+        for stream, name in zip(("comm", "second comm"), names, strict=False)
     )
-    pairs = (Communicator("upper", ((0, 2),)), Communicator("lower", ((1, 3),)))
-    plan = StepPlan("two", (RankClass("a", range(4)),), STREAMS, pairs, tasks, 1)
+    pairs = tuple(map(Communicator, names, groups))
+    return StepPlan("messages", (RankClass("a", range(4)),), STREAMS, pairs, tasks, 1)
+
+
+@pytest.mark.parametrize("spine_GBps", [1.9, 2.0])
+def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) -> None:
+    plan, machine = messages(((0, 2),), ((1, 3),)), trunk(spine_GBps)
     assert is_stepped_through(plan, machine) is (spine_GBps < 2)
     assert_same(simulate(plan, machine), simulated(plan, machine))
 
 
 def test_groups_that_share_a_link_take_what_they_take_together() -> None:
-    """Of one collective; nothing else is in progress."""
-    machine = random_machine(7, RANKS)
-    work = Collective("all_reduce", BYTES, "halves", "reduce")
-    tasks = (
-        Task("work", "forward", "a", "compute", Compute(1e-3)),
-        Task("reduce", "communication", "a", "comm", work, (0,)),
-    )
-    plan = StepPlan("halves", (RankClass("a", range(RANKS)),), STREAMS, COMMUNICATORS, tasks, 1)
+    """Two messages of one call, over a link that has 1.25 GB/s."""
+    plan, machine = messages(((0, 2), (1, 3))), trunk(1.25)
     assert not is_stepped_through(plan, machine)
-    assert_same(simulate(plan, machine, steps=2), simulated(plan, machine, 2))
+    run = simulate(plan, machine, steps=2)
+    assert run.step_time_s > BYTES / 0.625e9
+    assert_same(run, simulated(plan, machine, 2))
 
 
 def test_a_plan_that_cannot_finish_says_who_waits() -> None:
