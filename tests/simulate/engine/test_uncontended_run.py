@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfmodel.errors import SimulationError
@@ -84,6 +84,7 @@ def crowded_plan(seed: int, tasks: int, classes: int) -> StepPlan:
     st.integers(1, 3),
     st.sampled_from([1.0, 1.4]),
 )
+@example((2, 10, 2), True, 3, 1.4)  # classes that wait for each other in three steps
 def test_it_is_what_a_simulation_gives(
     drawn: tuple[int, int, int], mesh: bool, steps: int, slowdown: float
 ) -> None:
