@@ -30,6 +30,7 @@ from perfmodel.workload.memory.optimizer_states import (
     layer_wise_shares,
     optimizer_unhidden_s,
     shares_of_step,
+    temporary_share,
     undivided_products_s,
 )
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
@@ -465,3 +466,21 @@ def test_parts_of_models_take_muon_in_megatron() -> None:
     ]
     assert more_s[0] > 3 * more_s[1] > 0
     assert more_s[0] / 4 == pytest.approx(more_s[2], rel=0.3)  # the last stage to end has a head
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lamb", "muon", "soap", "shampoo"])
+def test_a_step_is_the_sum_of_its_tensors(optimizer: str) -> None:
+    """Alike ones, which are worked out once, count as often as they are there."""
+    gpu, shapes = load_gpu("h100-sxm5-80gb"), ((512, 256), (512, 256), (512, 256), (256,), (64, 9))
+
+    def of(found: Callable[[Workload], float]) -> tuple[float, float]:
+        return found(model(*shapes)), sum(found(model(shape)) for shape in shapes)
+
+    for found in (
+        lambda each: optimizer_unhidden_s(each, optimizer, gpu),
+        lambda each: optimizer_bytes(each, optimizer),
+        lambda each: optimizer_state_bytes(each, optimizer),
+        lambda each: temporary_share(each, optimizer) * optimizer_state_bytes(each, optimizer),
+    ):
+        whole, parts = of(found)
+        assert whole == pytest.approx(parts, rel=1e-6)

@@ -281,10 +281,9 @@ def simulate(
             environment=ProcessEnvironment if processes else simpy.Environment,
         )
     with no_collections():
-        if fidelity == "flow" and not (is_crowded or stretch) and can_be_retimed(plan):
-            graph = step_graph(plan, steps)
-        if graph is not None and not uses_sockets(machine, fidelity):
-            network = FlowNetwork(simpy.Environment(), timer)
+        varies = stretch is not None or uses_sockets(machine, fidelity)
+        if fidelity == "flow" and not (is_crowded or varies) and can_be_retimed(plan):
+            graph, network = step_graph(plan, steps), FlowNetwork(simpy.Environment(), timer)
             alone = run_uncontended(plan, graph, network, steps, slowdown)
             if alone is not None:
                 return alone

@@ -84,6 +84,7 @@ def crowded_plan(seed: int, tasks: int, classes: int) -> StepPlan:
     st.integers(1, 3),
     st.sampled_from([1.0, 1.4]),
 )
+@example((4, 6, 1), False, 1, 1.0)  # edges of a collective that share links with each other
 @example((2, 10, 2), True, 3, 1.4)  # classes that wait for each other in three steps
 def test_it_is_what_a_simulation_gives(
     drawn: tuple[int, int, int], mesh: bool, steps: int, slowdown: float
@@ -129,43 +130,55 @@ def test_only_what_meets_is_stepped_through(
     assert is_stepped_through(plan, random_machine(5, RANKS, mesh=True)) is stepped
 
 
-def trunk(spine_GBps: float) -> Machine:
-    """Two GPUs at 1 GB/s on either side of one link between two switches."""
+def trunk(spine_GBps: float, side: int = 2) -> Machine:
+    """So many GPUs at 1 GB/s on either side of one link between two switches."""
     graph, rate = nx.Graph(name="trunk"), {"kind": "nvlink", "latency": 0.0}
-    graph.add_nodes_from((f"gpu{n}" for n in range(4)), kind="gpu", model="a100-sxm4-80gb")
+    graph.add_nodes_from((f"gpu{n}" for n in range(2 * side)), kind="gpu", model="a100-sxm4-80gb")
     graph.add_nodes_from(("left", "right"), kind="switch")
     graph.add_edges_from(
-        ((f"gpu{n}", "left" if n < 2 else "right") for n in range(4)), bandwidth=1e9, **rate
+        ((f"gpu{n}", "left" if n < side else "right") for n in range(2 * side)),
+        bandwidth=1e9,
+        **rate,
     )
     graph.add_edge("left", "right", bandwidth=spine_GBps * 1e9, **rate)
     return Machine(replace(topology_of(graph), gpu=PLAIN_GPU), random_library())
 
 
-def messages(*groups: tuple[tuple[int, int], ...]) -> StepPlan:
-    """Messages between pairs of a group each, on streams of their own."""
-    names = [f"pairs {number}" for number in range(len(groups))]
+def at_once(op: Any, *groups: tuple[tuple[int, ...], ...]) -> StepPlan:
+    """Collectives of some groups each, on streams of their own."""
+    names = [f"groups {number}" for number in range(len(groups))]
     tasks = tuple(
-        Task(name, "communication", "a", stream, Collective("send", BYTES, name, name))
+        Task(name, "communication", "a", stream, Collective(op, BYTES, name, name))
         for stream, name in zip(("comm", "second comm"), names, strict=False)
     )
-    pairs = tuple(map(Communicator, names, groups))
-    return StepPlan("messages", (RankClass("a", range(4)),), STREAMS, pairs, tasks, 1)
+    ranks = tuple(sorted(rank for own in groups for group in own for rank in group))
+    groups_of = tuple(map(Communicator, names, groups))
+    return StepPlan("at once", (RankClass("a", ranks),), STREAMS, groups_of, tasks, 1)
 
 
 @pytest.mark.parametrize("spine_GBps", [1.9, 2.0])
 def test_a_link_that_is_wide_enough_for_both_slows_neither(spine_GBps: float) -> None:
-    plan, machine = messages(((0, 2),), ((1, 3),)), trunk(spine_GBps)
+    plan, machine = at_once("send", ((0, 2),), ((1, 3),)), trunk(spine_GBps)
     assert is_stepped_through(plan, machine) is (spine_GBps < 2)
     assert_same(simulate(plan, machine), simulated(plan, machine))
 
 
 def test_groups_that_share_a_link_take_what_they_take_together() -> None:
     """Two messages of one call, over a link that has 1.25 GB/s."""
-    plan, machine = messages(((0, 2), (1, 3))), trunk(1.25)
+    plan, machine = at_once("send", ((0, 2), (1, 3))), trunk(1.25)
     assert not is_stepped_through(plan, machine)
     run = simulate(plan, machine, steps=2)
     assert run.step_time_s > BYTES / 0.625e9
     assert_same(run, simulated(plan, machine, 2))
+
+
+@pytest.mark.parametrize("spine_GBps", [2.5, 3.0])
+def test_all_groups_of_a_collective_load_a_link(spine_GBps: float) -> None:
+    """Of unlike sizes, so that each is a part by itself; a third comes from another collective."""
+    plan = at_once("all_reduce", ((0, 4), (1, 2, 5)), ((3, 6, 7),))
+    machine = trunk(spine_GBps, side=4)
+    assert is_stepped_through(plan, machine) is (spine_GBps < 3)
+    assert_same(simulate(plan, machine), simulated(plan, machine))
 
 
 def test_a_plan_that_cannot_finish_says_who_waits() -> None:

@@ -6,10 +6,10 @@ Recorded once (record_remote_tables.py): bytes of loopback belong to whoever els
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import perfmodel as pm
@@ -18,10 +18,9 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.server_rates import rpc_s
-from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import LayerTimes
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.dlrm import dlrm
+from tests.training.recorded.toy_workload import request
 
 RECORDED: dict[str, Any] = json.loads(
     Path(__file__).with_name("remote_tables.json").read_text(encoding="utf-8")
@@ -39,20 +38,8 @@ def plan(ranks: int, accumulate: int = 1, **shard: Any) -> StepPlan:
         top=(1,),
         shard=Shard(tables="remote", **shard),
     )
-    layers = len(model.layers)
-    times = LayerTimes(
-        np.full(layers, 1e-3),
-        np.full(layers, 2e-3),
-        np.ones(layers, int),
-        np.ones(layers, int),
-        5e-6,
-        1e-3,
-        3,
-        1e12,
-        "equal",
-    )
-    request = StepRequest(model, times, ranks, SAMPLES, host_link_Bps=1e10, ranks_per_host=2)
-    return ddp_plan(request, DdpOptions(accumulate=accumulate))
+    asked = replace(request(ranks, model, ranks_per_host=2), batch_per_gpu=SAMPLES)
+    return ddp_plan(asked, DdpOptions(accumulate=accumulate))
 
 
 def sent_bytes(step: StepPlan, name: str) -> float:

@@ -138,7 +138,8 @@ class ReportedRun:
 
         `setup`: by default the run's own.
         """
-        is_crowded = not self.run.is_uncontended  # as other numbers hardly change
+        # It was tried, if the graph is there; other numbers hardly change it.
+        is_crowded = self.run.graph is not None and not self.run.is_uncontended
         return simulate_steps(
             setup or self.setup, disturbances, self.steps, self.counted, is_crowded=is_crowded
         ).step_s
