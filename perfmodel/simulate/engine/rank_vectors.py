@@ -11,14 +11,15 @@ The order in which a recurrence computes the tasks of a plan: dependencies first
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.memo import grouped
@@ -38,6 +39,9 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 ALONE = Surroundings()
+
+FEW_COLLECTIVES = 4
+"""Collectives during a piece of work up to which it is delayed by one after the other."""
 
 
 def simulate_ranks(
@@ -227,15 +231,35 @@ class _Recurrence:
         """
         if not self._to_s or self._to_s[-1] <= (earliest := _soonest(start)):
             return end
-        latest = _last(end)
-        for at in range(bisect_right(self._to_s, earliest), len(self._to_s)):
-            begin_s, stop_s = self._from_s[at], self._to_s[at]
-            if begin_s >= latest:
-                break
+        latest, first = _last(end), bisect_right(self._to_s, earliest)
+        slowest = self._slowdown * latest - (self._slowdown - 1.0) * earliest
+        past = bisect_left(self._from_s, slowest, lo=first)
+        if past - first > FEW_COLLECTIVES:
+            from_s = np.maximum(self._from_s[first:past], earliest)
+            return _delay_by_many(start, end, from_s, self._to_s[first:past], self._slowdown)
+        for begin_s, stop_s in zip(self._from_s[first:past], self._to_s[first:past], strict=True):
             overlap = _later(start, begin_s) if begin_s > earliest else start
             end = delay_work(end, (overlap, stop_s), self._slowdown)
-            latest = _last(end)
         return end
+
+
+def _delay_by_many(
+    start: Clock, end: Clock, from_s: FloatArray, to_s: Sequence[float], slowdown: float
+) -> Clock:
+    """Delay work as `delay_work` does by one collective after the other, by all of them at once.
+
+    What a rank could have done by a time is the same function of time for all of them, of straight
+    lines: it is read at a rank's start, and from there on in the other direction.
+    """
+    origin_s = _soonest(start)
+    times_s = np.empty(2 * len(from_s) + 2)
+    times_s[0], times_s[1:-1:2], times_s[2:-1:2] = origin_s, from_s, to_s
+    times_s[-1] = max(to_s[-1], slowdown * _last(end) - (slowdown - 1.0) * origin_s)
+    speeds = np.ones(len(times_s) - 1)
+    speeds[1::2] = 1.0 / slowdown
+    done_s = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * speeds)])
+    delayed_s = np.interp(np.interp(start, times_s, done_s) + (end - start), done_s, times_s)
+    return delayed_s if isinstance(delayed_s, np.ndarray) else float(delayed_s)
 
 
 def _later(a: Clock, b: Clock) -> Clock:

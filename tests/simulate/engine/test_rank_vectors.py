@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -130,14 +131,37 @@ def test_a_vector_of_ranks_is_a_process_for_each(
     slowdown: float,
     seed: int,
 ) -> None:
-    jitter = (Jitter(kind, cv, per, seed),)
+    check_vector(machine, plan, Jitter(kind, cv, per, seed), slowdown)
+
+
+@pytest.mark.parametrize("cv", [0.1, 0.9])
+@pytest.mark.parametrize("slowdown", [1.3, 2.0])
+def test_work_beside_many_collectives_is_delayed_by_each(
+    machine: Machine, cv: float, slowdown: float
+) -> None:
+    plan = barrier_plan(4, 3e-3)
+    begins, meets = plan.tasks
+    tasks = [begins]
+    for at in range(14):  # with time between them, as those in a row are one
+        call = Collective("all_reduce", 40_000 * (1 + at % 3), "dp", f"c{at}")
+        tasks.append(Task(f"h{at}", "copy", "ranks", "hook", Compute(1e-3), (0,)))
+        tasks.append(replace(meets, name=call.key, work=call, after=(len(tasks) - 1,)))
+    tasks += [Task(f"w{at}", "forward", "ranks", "compute", Compute(0.01), (0,)) for at in (0, 1)]
+    tasks.append(replace(meets, after=(len(tasks) - 1,)))
+    tasks[0] = replace(begins, after_previous=(len(tasks) - 1,))
+    jitter = Jitter("gamma", cv, "layer", 3)
+    check_vector(machine, replace(plan, tasks=tuple(tasks)), jitter, slowdown)
+
+
+def check_vector(machine: Machine, plan: StepPlan, jitter: Jitter, slowdown: float) -> None:
+    """Compare ranks as a vector with a process for each."""
     slow = (SlowSteps("a", 1.7, frozenset({1})),)
     vector = simulate_ranks(
-        plan, machine, steps=3, overlap_slowdown=slowdown, stretch=Variation(plan, jitter, slow)
+        plan, machine, steps=3, overlap_slowdown=slowdown, stretch=Variation(plan, [jitter], slow)
     )
     each = one_class_per_rank(plan)
     check_plan(each)
-    first = plan.classes[0].ranks
+    first = plan.classes[0].ranks if plan.classes[0].name == "a" else ()
     slow_ranks = tuple(
         SlowSteps(c.name, 1.7, frozenset({1})) for c in each.classes if c.ranks[0] in first
     )
@@ -146,7 +170,7 @@ def test_a_vector_of_ranks_is_a_process_for_each(
         machine,
         steps=3,
         overlap_slowdown=slowdown,
-        stretch=Variation(each, jitter, slow_ranks),
+        stretch=Variation(each, [jitter], slow_ranks),
     )
     assert vector.step_ends_s == pytest.approx(engine.step_ends_s, rel=1e-9, abs=1e-15)
     assert vector.counted.wire_bytes == pytest.approx(engine.counted.wire_bytes)
