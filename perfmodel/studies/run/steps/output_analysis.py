@@ -7,7 +7,7 @@ samples (Law, Simulation Modeling and Analysis, 5th ed. 2015, section 9.4; warm-
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
@@ -42,8 +42,12 @@ FEWEST_AT_ALL = 5
 """Counted steps where each takes seconds: with jitter on many ranks, beside far shorter steps."""
 MEAN_WITHIN = 0.005
 """Target for the half width of the 80 % interval of the mean step, as a share of the step."""
+SHORTEST_STEP_S = 1e-9
+"""Of a job that computes nothing; seconds."""
 RANK_TASKS = 4e8
-"""Ranks times tasks times steps that a run with jitter may have: about half a minute."""
+"""Ranks times tasks times steps that a run with jitter may have: some seconds."""
+OTHER_TASKS = 1e5
+"""Tasks of other jobs that a run with jitter may have meanwhile: about as long."""
 
 
 def count_needed_steps(
@@ -51,9 +55,11 @@ def count_needed_steps(
 ) -> int:
     """Count the steps that a mean needs, given an undisturbed step of `step_s` seconds.
 
-    `plan`: limits the steps with jitter; None where there is none.
+    `plan`: it and other jobs limit the steps with jitter; None where there is none.
     Raises `InputError`: something happens after more steps than can be simulated.
     """
+    jobs = [each.background_job.plan for each in disturbances if each.background_job]
+    affordable = 0 if plan is None else affordable_steps(plan, step_s, jobs)
     faults = [
         Fault(
             each.origin,
@@ -62,7 +68,7 @@ def count_needed_steps(
             + (" (without 'every' one burst is counted)" if each.traffic else ""),
         )
         for each in disturbances
-        for needed in [_needed_steps(each, step_s, plan)]
+        for needed in [_needed_steps(each, step_s, affordable)]
         if needed > MOST_STEPS
     ]
     faults += [
@@ -84,31 +90,31 @@ def count_needed_steps(
         )
         for each in disturbances
         if each.background_job is not None
-        for other_s in [max(busiest_stream_s(each.background_job.plan), 1e-9)]
+        for other_s in [busiest_stream_s(each.background_job.plan)]
         if step_s > MOST_OTHER_STEPS * other_s
     ]
     raise_faults(faults)
-    return max((_needed_steps(each, step_s, plan) for each in disturbances), default=1)
+    return max((_needed_steps(each, step_s, affordable) for each in disturbances), default=1)
 
 
 def busiest_stream_s(plan: StepPlan) -> float:
-    """Time that the stream with most to compute takes at least: no step is shorter."""
+    """Time that the stream with most to compute takes: no step is shorter."""
     sums = summed(
         ((task.rank_class, task.stream), task.work.duration_s)
         for task in plan.tasks
         if isinstance(task.work, Compute)
     )
     workers = {stream.name: stream.workers for stream in plan.streams}
-    return max((total / workers[name] for (_, name), total in sums.items()), default=0.0)
+    return max(SHORTEST_STEP_S, *(total / workers[name] for (_, name), total in sums.items()))
 
 
-def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None) -> int:
+def _needed_steps(disturbance: Disturbance, step_s: float, affordable: int) -> int:
     """Count the steps that one disturbance needs: beside a process those that are stated."""
     jitter, job, steps = disturbance.jitter, disturbance.background_job, disturbance.steps
     last_s = max(disturbance.moments_s, default=None)
     return max(
         disturbance.counted,
-        0 if jitter is None or plan is None else jitter_steps(jitter.cv, plan),
+        0 if jitter is None else min(affordable, jitter_steps(jitter.cv)),
         0 if last_s is None else math.ceil(last_s / step_s) + AFTER_LAST,
         max(steps) + 1 + AFTER_LAST if steps else 0,
         0
@@ -127,22 +133,26 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
     )
 
 
-def jitter_steps(cv: float, plan: StepPlan) -> int:
+def jitter_steps(cv: float) -> int:
     """Count the steps after which the mean step under jitter is known within `MEAN_WITHIN`.
 
     The mean of n independent steps has a relative half width of Z80 cv / sqrt(n), if a step
     varies like the work that jitter applies to, which it does at most.
 
     `cv`: coefficient of variation of the jitter.
-    `plan`: its ranks and tasks limit the number of steps that can be simulated in seconds.
     """
-    affordable = max(
-        FEWEST_AT_ALL,
-        int(RANK_TASKS / (len(plan.tasks) * sum(len(each.ranks) for each in plan.classes))),
-    )
-    return min(
-        affordable, max(FEWEST_RANDOM, min(MOST_RANDOM, math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)))
-    )
+    return max(FEWEST_RANDOM, min(MOST_RANDOM, math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)))
+
+
+def affordable_steps(plan: StepPlan, step_s: float, jobs: Iterable[StepPlan]) -> int:
+    """Count the steps with jitter that are simulated in seconds.
+
+    `plan`: steps of `step_s` seconds.
+    `jobs`: other jobs, which do steps of their own meanwhile.
+    """
+    own = len(plan.tasks) * sum(len(each.ranks) for each in plan.classes) / RANK_TASKS
+    others = sum(len(job.tasks) * step_s / busiest_stream_s(job) for job in jobs) / OTHER_TASKS
+    return max(FEWEST_AT_ALL, int(1 / max(own, others)))
 
 
 def mean_interval_s(steps_s: Sequence[float]) -> tuple[float, float]:

@@ -41,28 +41,39 @@ def half_width(cv: float, steps: int) -> float:
 
 @pytest.mark.parametrize("cv", [0.025, 0.03, 0.0377, 0.04, 0.05])
 def test_jitter_needs_the_fewest_steps_that_meet_the_target(cv: float) -> None:
-    steps = jitter_steps(cv, plan_of(2))
+    steps = jitter_steps(cv)
     assert half_width(cv, steps) <= MEAN_WITHIN < half_width(cv, steps - 1)
 
 
 def test_the_mean_of_that_many_random_steps_is_as_near_as_promised() -> None:
     """In 80 % of repetitions the mean is within the target of the true one."""
     cv = 0.04
-    steps = jitter_steps(cv, plan_of(2))
+    steps = jitter_steps(cv)
     means = np.random.default_rng(1).normal(1.0, cv, (20_000, steps)).mean(axis=1)
     assert np.mean(np.abs(means - 1.0) <= MEAN_WITHIN) == pytest.approx(0.8, abs=0.015)
 
 
 def test_little_and_much_jitter_have_bounds() -> None:
     """30 samples make a mean nearly normal; 200 steps take seconds."""
-    assert jitter_steps(0.001, plan_of(2)) == 30
-    assert jitter_steps(0.5, plan_of(2)) == 200
+    assert jitter_steps(0.001) == 30
+    assert jitter_steps(0.5) == 200
 
 
 def test_many_ranks_and_tasks_have_fewer_steps() -> None:
-    """4e8 tasks of ranks are about half a minute."""
-    assert jitter_steps(0.05, plan_of(100_000, 100)) == 40
-    assert jitter_steps(0.05, plan_of(100_000, 1000)) == 5
+    """4e8 tasks of ranks are some seconds."""
+    jitter = Disturbance("jitter", "", jitter=Jitter("normal", 0.05, "step", 0))
+    assert count_needed_steps([jitter], 1.0, plan_of(100_000, 100)) == 40
+    assert count_needed_steps([jitter], 1.0, plan_of(100_000, 1000)) == 5
+
+
+@pytest.mark.parametrize(("jobs", "steps"), [(1, 106), (2, 100), (4, 50), (80, 5)])
+def test_jitter_beside_jobs_of_many_tasks_has_fewer_steps(jobs: int, steps: int) -> None:
+    """Each does ten steps of 50 tasks meanwhile; 1e5 tasks are some seconds."""
+    task = Task("forward", "forward", "all", "compute", Compute(0.002))
+    job = BackgroundJob(replace(plan_of(1), tasks=(task,) * 50))
+    jitter = Disturbance("jitter", "", jitter=Jitter("normal", 0.04, "step", 0))
+    beside = [Disturbance("job", "", background_job=job)] * jobs
+    assert count_needed_steps([jitter, *beside], 1.0, plan_of(2)) == steps
 
 
 @pytest.mark.parametrize(
