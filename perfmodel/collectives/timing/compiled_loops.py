@@ -121,6 +121,79 @@ def step(  # noqa: C901, PLR0912  (numba caches a function without those that it
     return max(begin, goal)
 
 
+def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
+    rows: FloatArray,
+    free: FloatArray,
+    rings: IntArray,
+    begin: int,
+    goal: int,
+    lag: int,
+    credits: int,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+) -> int:
+    """Go on in place as `step` does, where all edges always work and lie ring after ring.
+
+    Its loops do several edges at a time; those whose rates change meanwhile are done one by one.
+
+    Parameters
+    ----------
+    rows, free, begin, goal, lag, credits, nbytes, from_s, rate_Bps, latency_s, until_s
+        As for `step`.
+    rings : ndarray of int, shape (rings,)
+        First edge of each ring.
+
+    Returns
+    -------
+    int
+        The step that was reached.
+    """
+    depth, edges, paces = len(rows), len(free), len(from_s)
+    start, end = np.empty(edges), np.empty(edges)
+    pace, over_s = np.zeros(edges, np.int64), np.full(edges, from_s[1] if paces > 1 else np.inf)
+    hold_s, flight_s = np.empty(edges), latency_s[0].copy()
+    for edge in range(edges):  # as in the first pace
+        hold_s[edge] = nbytes[edge] / rate_Bps[0, edge] if nbytes[edge] > 0 else 0.0
+    for number in range(begin, goal):
+        own, brought = rows[number % depth], rows[(number - lag) % depth]
+        credit, late, last_s = rows[(number - credits) % depth], 0, -np.inf
+        for edge in range(1, edges):
+            start[edge] = max(free[edge], credit[edge], brought[edge - 1])
+        for ring in range(len(rings)):
+            edge, past = rings[ring], rings[ring + 1] if ring + 1 < len(rings) else edges
+            start[edge] = max(free[edge], credit[edge], brought[past - 1])
+        for edge in range(edges):
+            end[edge] = start[edge] + hold_s[edge]
+            late += end[edge] > over_s[edge]
+        for edge in range(edges if late else 0):
+            if end[edge] > over_s[edge]:
+                since_s, unsent, at = start[edge], nbytes[edge], pace[edge]
+                while at + 1 < paces and from_s[at + 1] < since_s:
+                    at += 1
+                while True:
+                    over = from_s[at + 1] if at + 1 < paces else np.inf
+                    leaves_s = since_s + (unsent / rate_Bps[at, edge] if unsent > 0 else 0.0)
+                    if not leaves_s > over:
+                        break
+                    unsent = max(0.0, unsent - (over - since_s) * rate_Bps[at, edge])
+                    since_s = over
+                    at += 1
+                pace[edge], over_s[edge], end[edge] = at, over, leaves_s
+                hold_s[edge] = nbytes[edge] / rate_Bps[at, edge] if nbytes[edge] > 0 else 0.0
+                flight_s[edge] = latency_s[at, edge]
+        for edge in range(edges):
+            last_s = max(last_s, end[edge])
+        if last_s > until_s:
+            return number
+        for edge in range(edges):
+            free[edge] = end[edge]
+            own[edge] = end[edge] + flight_s[edge]
+    return max(begin, goal)
+
+
 def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,
@@ -357,6 +430,7 @@ class Loops(NamedTuple):
     """The compiled functions, on contiguous arrays of int64, float64, and int32 of links."""
 
     step: Callable[..., int]
+    step_rings: Callable[..., int]
     send_over_trees: Callable[..., int]
     least_tree_end: Callable[..., float]
     fill: Callable[..., None]
@@ -376,7 +450,8 @@ def _dispatchers() -> Loops | None:
     for its cache, beside these files or in the user's own.
     """
     try:
-        return Loops(*map(_compiled, (step, send_over_trees, least_tree_end, fill)))
+        loops = (step, step_rings, send_over_trees, least_tree_end, fill)
+        return Loops(*map(_compiled, loops))
     except (ImportError, RuntimeError):
         return None
 

@@ -228,6 +228,11 @@ def _advance_all(
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
     loops, first = compiled_loops.loaded(), course.phase_at(stand.step)[1]
+    if loops is not None and course.rings is not None:
+        steps = stand.step, goal, phase.lag, course.credits, course.contiguous(phase).nbytes
+        state = stand.delivered, stand.free, course.rings
+        stand.step = loops.step_rings(*state, *steps, *paces, until_s)
+        return
     if loops is not None:
         arrays = course.contiguous(phase)
         stand.step = loops.step(

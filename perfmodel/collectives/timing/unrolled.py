@@ -84,6 +84,12 @@ class UnrolledPhases:
             return np.zeros(0, dtype=np.int64)
         return np.diff(np.append(self.ring_begins, self.edges))
 
+    @cached_property
+    def rings(self) -> IntArray | None:
+        """First edge of each ring where they lie ring after ring; None elsewhere."""
+        in_order = self.order is None or bool((np.diff(self.order.ravel()) == 1).all())
+        return self.ring_begins if in_order and not self.pipelined else None
+
     def phase_at(self, step: int) -> tuple[Phase, int]:
         """Return the phase of a step, and its first step."""
         index = self._index(step)

@@ -31,8 +31,11 @@ FEW_EDGES = 1024
 repeats in such a ring is not sought, which costs more."""
 EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
-MOST_KEPT = 1 << 20
-"""Edges of legs in progress that are kept, with when they end; some 10 bytes each."""
+MOST_KEPT = 1 << 22
+"""Edges of legs in progress that are kept, with when they end; some 10 bytes each. Then all are
+forgotten: what was kept last comes again soonest."""
+MOST_CHANGES = 64
+"""Changes of a leg that are kept: hardly two legs go the same way for longer."""
 INSTANT_S = 1e-13
 """Changes of rates that come this close after the starts of two legs come at the same time: sums of
 equal times differ in their last bits."""
@@ -53,6 +56,13 @@ class KnownProgress:
     edges: int = 0
     """Of all that are kept."""
 
+    def keep(self, edges: int) -> None:
+        """Count the edges of a leg that is kept; forget all others where there are too many."""
+        self.edges += edges
+        if self.edges > MOST_KEPT:
+            self.begun.clear()
+            self.edges = edges
+
 
 @dataclass(eq=False)
 class Progress:
@@ -65,8 +75,8 @@ class Progress:
     timer : UncontendedTimer
     begin : callable
         Returns the clocks of the leg that begins.
-    is_kept : bool
-        Whether other legs may go the same way.
+    kept : int
+        Changes from here on that are kept, as other legs may go the same way.
     before : Progress, optional
         It until its last change.
     change : callable, optional
@@ -75,7 +85,7 @@ class Progress:
 
     timer: UncontendedTimer
     begin: Callable[[], AnyClocks]
-    is_kept: bool = True
+    kept: int = MOST_CHANGES
     before: Progress | None = None
     change: Callable[[], Change] | None = None
     _after: dict[Hashable, tuple[Progress, FloatArray]] = field(default_factory=dict)
@@ -99,17 +109,16 @@ class Progress:
 
     def go_on(self, key: Hashable, change: Callable[[], Change], rates_Bps: FloatArray) -> Progress:
         """Return it after a change to some rates; `key` tells what else changes."""
-        known = self.timer.keep(KnownProgress)
-        is_kept = self.is_kept and known.edges < MOST_KEPT
         same, its_Bps = self._after.get(key, (self, None))
         if its_Bps is not None and np.array_equal(its_Bps, rates_Bps):
             return same
-        after = Progress(self.timer, self.begin, is_kept, self if is_kept else None, change)
+        before, kept = (self, self.kept - 1) if self.kept else (None, 0)
+        after = Progress(self.timer, self.begin, kept, before, change)
         after._clocks, self._clocks = self.clocks(), None
         after._clocks.change(*change())
         self.timer.keep(Effort).spend()
-        if is_kept:
-            known.edges += len(rates_Bps)
+        if self.kept:
+            self.timer.keep(KnownProgress).keep(len(rates_Bps))
             self._after[key] = after, rates_Bps
         return after
 
@@ -283,7 +292,7 @@ class Collective:
         begin = partial(
             _begin, self.timer, self.lowered, stage, rates_Bps, self._ready.begin_s(stage.phases[0])
         )
-        self._progress = Progress(self.timer, begin, is_kept=False)
+        self._progress = Progress(self.timer, begin, kept=0)
         self._stage = stage
 
     def release(self) -> None:
