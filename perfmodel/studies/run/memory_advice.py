@@ -12,7 +12,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
 from perfmodel.studies.run.steps.simulate_step import MANY_RANKS
-from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
+from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_settled
 from perfmodel.studies.run.usage import Memory
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
@@ -46,7 +46,8 @@ Candidate = tuple[tuple[Change, ...], SizedJob, Memory]
 def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tuple[str, ...]:
     """Propose what makes training fit, quickest first, then what does not suffice alone.
 
-    Where nothing suffices alone, the quickest pair is proposed.
+    Where nothing suffices alone, the quickest pair is proposed. Steps are those without
+    disturbances that vary: what saves memory changes little of what these cost.
 
     `step_s`: of the scenario as it is, if it fitted.
     `timed`: whether steps of what fits are simulated.
@@ -63,10 +64,12 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
         if both and not fitting:
             least = min(both, key=lambda each: _needed_bytes(each[2], memory))
             lines.append(f"no two of them suffice together: {_verdict(least)}")
-    return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
+    return (*_in_order(fitting, sized, step_s, timed=timed), *lines, *memory.advice)
 
 
-def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> list[str]:
+def _in_order(
+    fitting: Sequence[Candidate], now: SizedJob, step_s: float, *, timed: bool
+) -> list[str]:
     """Phrase what fits, in the order of the time of a step, or of memory."""
     fullest = sorted(fitting, key=lambda each: -each[2].total_bytes)
     if not timed:
@@ -75,12 +78,15 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
     most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
     short = [each for each in fullest if each[1].job.options.accumulate <= MOST_MICRO_BATCHES]
     simulated = short[:most]
+    takes = "a step takes"
+    if now.varies and simulated:
+        takes, step_s = f"without what varies {takes}", simulate_settled(now).step_time_s
     steps = [
         (time_s, _verdict(each)) for each in simulated if (time_s := _step_s(each[1])) is not None
     ]
     return [
         *(
-            f"{verdict}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
+            f"{verdict}; {takes} {format_time(time_s)} instead of {format_time(step_s)}"
             for time_s, verdict in sorted(steps, key=itemgetter(0))
         ),
         *(
@@ -114,7 +120,7 @@ def _step_s(sized: SizedJob) -> float | None:
     if sized.size.gpus >= MANY_RANKS:  # whose collectives would fill the memory for all of them
         sized = sized.with_own_times()
     try:
-        return simulate_reported(sized).step_time_s
+        return simulate_settled(sized).step_time_s
     except PerfmodelError:
         return None
 

@@ -100,6 +100,15 @@ def test_on_many_gpus_two_proposals_are_simulated(monkeypatch: pytest.MonkeyPatc
     assert {*untimed, *(line.split(";")[0] for line in timed)} == set(all_timed)
 
 
+def test_beside_what_varies_steps_are_those_without_it() -> None:
+    events = "events=[{jitter: {kind: gamma, cv: 0.1, per: step}}]"
+    varied = run_scenario(load_scenario("bert-large-v100-25g", [*NODE, events]), with_first=True)
+    plain, lines = answer(*NODE).memory.advice, varied.main.memory.advice
+    assert varied.main.step_time_s > 1.02 * answer(*NODE).step_time_s
+    assert any("; without what varies a step takes" in line for line in lines)
+    assert [line.replace("without what varies ", "") for line in lines] == list(plain)
+
+
 def test_what_another_optimizer_would_need_is_not_proposed() -> None:
     """DeepSpeed's optimizer on the CPU is Adam alone: no advice names it beside SGD."""
     content = {

@@ -46,8 +46,9 @@ SHORTEST_STEP_S = 1e-9
 """Of a job that computes nothing; seconds."""
 RANK_TASKS = 4e8
 """Ranks times tasks times steps that a run with jitter may have: some seconds."""
-OTHER_TASKS = 1e5
-"""Tasks of other jobs that a run with jitter may have meanwhile: about as long."""
+OTHER_RANK_TASKS, RANKS_A_TASK = 2.5e7, 128
+"""Tasks that other jobs may do meanwhile, times their ranks and 128 more, as which a task counts on
+few ranks: about as long."""
 
 
 def count_needed_steps(
@@ -150,9 +151,15 @@ def affordable_steps(plan: StepPlan, step_s: float, jobs: Iterable[StepPlan]) ->
     `plan`: steps of `step_s` seconds.
     `jobs`: other jobs, which do steps of their own meanwhile.
     """
-    own = len(plan.tasks) * sum(len(each.ranks) for each in plan.classes) / RANK_TASKS
-    others = sum(len(job.tasks) * step_s / busiest_stream_s(job) for job in jobs) / OTHER_TASKS
-    return max(FEWEST_AT_ALL, int(1 / max(own, others)))
+
+    def rank_tasks(job: StepPlan, least: int) -> int:
+        return len(job.tasks) * (least + sum(len(each.ranks) for each in job.classes))
+
+    others = (rank_tasks(job, RANKS_A_TASK) * step_s / busiest_stream_s(job) for job in jobs)
+    return max(
+        FEWEST_AT_ALL,
+        int(1 / max(rank_tasks(plan, 0) / RANK_TASKS, sum(others) / OTHER_RANK_TASKS)),
+    )
 
 
 def mean_interval_s(steps_s: Sequence[float]) -> tuple[float, float]:

@@ -119,6 +119,11 @@ class SizedJob:
         """Disturbances that are the same in each step."""
         return tuple(each for each in self.disturbances if not each.varies)
 
+    @property
+    def varies(self) -> bool:
+        """Whether some disturbances are not the same in each step."""
+        return len(self.steady_disturbances) < len(self.disturbances)
+
     def disturbances_on(self, machine: Machine) -> tuple[Disturbance, ...]:
         """Return the events and the other jobs as they are on a machine, perhaps with other links.
 
@@ -426,14 +431,17 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
 # ---------------------------------------------------------------- runs
 
 
+def simulate_settled(sized: SizedJob) -> ReportedRun:
+    """Simulate until the state has settled, without disturbances that vary."""
+    settled = SETTLED_STEPS if sized.varies else sized.settled
+    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, settled)
+    return simulate_steps(sized.setup(), sized.steady_disturbances, settled)
+
+
 def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
-    steady = sized.steady_disturbances
-    varies = len(steady) < len(sized.disturbances)
-    settled = SETTLED_STEPS if varies else sized.settled
-    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, settled)
-    reported = simulate_steps(sized.setup(), steady, settled)
-    if not varies:
+    reported = simulate_settled(sized)
+    if not sized.varies:
         return reported
     counted = count_needed_steps(sized.disturbances, reported.step_time_s, reported.plan)
     check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, WARM_UP + counted)
