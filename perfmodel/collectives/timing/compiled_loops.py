@@ -20,6 +20,9 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.memo import T
 
+FEW_PIECES = 4
+"""Pieces over trees up to which each is looked at."""
+
 
 def step(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     rows: FloatArray,
@@ -194,7 +197,7 @@ def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those t
     return max(begin, goal)
 
 
-def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
+def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,
     first: IntArray,
@@ -207,10 +210,14 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     rate_Bps: FloatArray,
     latency_s: FloatArray,
     until_s: float,
+    last: int,
 ) -> int:
     """Go on in place from piece `begin` to `goal` (see `timing.variable_rate.TreeClocks`).
 
-    Pieces of which nothing leaves by a time are left out.
+    Pieces of which nothing leaves by a time are left out. As long as no rate changes, the last of
+    several pieces leaves an edge when all of them have been sent since the first one could be, or
+    when the last one has been brought and sent: what feeds an edge brings pieces at times that are
+    convex in their number. So most pieces are not looked at one by one.
 
     Parameters
     ----------
@@ -230,6 +237,8 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     from_s, rate_Bps, latency_s
         As for `step`.
     until_s : float
+    last : int
+        Pieces up to `goal` that are looked at one by one, so that `arrived_s` is of these.
 
     Returns
     -------
@@ -239,13 +248,25 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     paces, edges, credits = len(from_s), len(order), len(arrived_s)
     pace, over_s = np.zeros(edges, np.int64), np.empty(edges)
     hold_s, flight_s = np.empty(edges), np.empty(edges)
+    leaps = goal - begin > last + FEW_PIECES
     for place in range(edges):  # as in the first pace
         edge, over_s[place] = order[place], from_s[1] if paces > 1 else np.inf
         hold_s[place] = nbytes[edge] / rate_Bps[0, edge] if nbytes[edge] > 0 else 0.0
         flight_s[place] = latency_s[0, edge]
-    step = first[order[-1]] + goal
-    for piece in range(begin, goal):
+    for edge in range(edges if leaps else 0):  # whether a piece never waits for one in flight
+        longest_s, most_Bps = 0.0, 0.0
+        for at in range(paces):
+            longest_s, most_Bps = (
+                max(longest_s, latency_s[at, edge]),
+                max(most_Bps, rate_Bps[at, edge]),
+            )
+        if longest_s * most_Bps > (credits - 1) * nbytes[edge]:
+            leaps = False
+    first_s, last_s = np.empty(edges), np.empty(edges)  # when the first and last of several arrive
+    step, piece = first[order[-1]] + goal, begin
+    while piece < goal:
         brought_s, earliest_s = arrived_s[piece % credits], np.inf
+        slack_s, slowest_s = np.inf, 0.0
         for place in range(edges):
             start_s, column = max(free_s[place], brought_s[place]), 0
             while column < feeders.shape[1] and feeders[place, column] < edges:
@@ -269,12 +290,32 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
                 hold_s[place] = nbytes[edge] / rate_Bps[at, edge] if nbytes[edge] > 0 else 0.0
                 flight_s[place] = latency_s[at, edge]
             free_s[place], brought_s[place] = leaves_s, leaves_s + flight_s[place]
+            slack_s = min(slack_s, over_s[place] - leaves_s)
+            slowest_s = max(slowest_s, hold_s[place])
         for place in range(edges if until_s < np.inf else 0):
             if free_s[place] > until_s:
                 step = min(step, first[order[place]] + piece)
             earliest_s = min(earliest_s, free_s[place])
+            slack_s = min(slack_s, until_s - free_s[place])
         if earliest_s > until_s:
             break
+        piece += 1
+        several = goal - last - piece
+        if not leaps or several < FEW_PIECES or slack_s < FEW_PIECES * slowest_s:
+            continue
+        if slack_s < several * slowest_s:
+            several = int(slack_s / slowest_s)
+        for place in range(edges):
+            ready_s, brought, column = free_s[place], 0.0, 0
+            while column < feeders.shape[1] and feeders[place, column] < edges:
+                ready_s = max(ready_s, first_s[feeders[place, column]])
+                brought = max(brought, last_s[feeders[place, column]])
+                column += 1
+            hold = hold_s[place]
+            first_s[place] = ready_s + hold + flight_s[place]
+            free_s[place] = max(ready_s + several * hold, brought + hold)
+            last_s[place] = free_s[place] + flight_s[place]
+        piece += several
     return int(step)
 
 

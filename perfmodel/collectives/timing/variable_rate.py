@@ -359,7 +359,8 @@ class TreeClocks:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         if self._paces.is_full:
             before, self._kept = self._kept, self._left_everywhere(now_s)
-            self._send(before, self._kept, self._free_s, self._arrived_s)
+            rows = self._free_s, self._arrived_s
+            self._send(before, self._kept, *rows, last=len(self._arrived_s))
         self._paces.change(now_s, float(self._free_s.min()), rate_Bps, latency_s)
 
     def ends(self) -> CompletionTimes:
@@ -407,8 +408,13 @@ class TreeClocks:
         free_s: FloatArray,
         arrived_s: FloatArray,
         until_s: float = np.inf,
+        *,
+        last: int = 1,
     ) -> int:
-        """Go on in place from one piece to another; return the first step that leaves later."""
+        """Go on in place from one piece to another; return the first step that leaves later.
+
+        `last`: pieces in flight that are asked for.
+        """
         arrays = self._arrays
         return self.loops.send_over_trees(
             arrays.begins,
@@ -421,4 +427,5 @@ class TreeClocks:
             arrived_s,
             *self._paces.rows,
             until_s,
+            last,
         )

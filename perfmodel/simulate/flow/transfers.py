@@ -60,8 +60,10 @@ class KnownProgress:
         """Count the edges of a leg that is kept; forget all others where there are too many."""
         self.edges += edges
         if self.edges > MOST_KEPT:
+            known, self.edges = list(self.begun.values()), edges
             self.begun.clear()
-            self.edges = edges
+            while known:  # as they refer to each other, they would stay
+                known += known.pop().forget()
 
 
 @dataclass(eq=False)
@@ -120,6 +122,12 @@ class Progress:
         if self.kept:
             self.timer.keep(KnownProgress).keep(len(rates_Bps))
             self._after[key] = after, rates_Bps
+        return after
+
+    def forget(self) -> list[Progress]:
+        """Forget what came after it, and return that; nothing more is kept."""
+        after, self.kept = [each for each, _ in self._after.values()], 0
+        self._after.clear()
         return after
 
     def ends(self) -> CompletionTimes:

@@ -68,6 +68,9 @@ SCHEDULES = {
     "ring": lambda ranks: ring.all_reduce(ranks, 4096 * ranks),
     "trees": lambda ranks: tree.double_binary_tree(ranks, 1 << 16, piece_bytes=1 << 12),
     "chain": lambda ranks: ring.broadcast(ranks, 1 << 16, piece_bytes=1 << 12),
+    "trees of many pieces": lambda ranks: tree.double_binary_tree(
+        ranks, 1 << 16, piece_bytes=1 << 9
+    ),
 }
 
 
@@ -117,9 +120,9 @@ def test_sends_at_rates_that_change(
 
 @pytest.mark.slow
 @given(
-    st.sampled_from(["trees", "chain"]),
+    st.sampled_from(["trees", "chain", "trees of many pieces"]),
     st.integers(0, 10**6),
-    st.integers(1, 4),
+    st.sampled_from([1, 2, 3, 4, 12, 40]),
     st.integers(3, 8),
     st.integers(1, 14),
     st.lists(st.booleans(), min_size=14, max_size=14),
@@ -154,6 +157,26 @@ def test_pieces_over_trees_at_rates_that_change(
     for clocks in (plain, by_pieces):
         clocks.change(3e-4, *rates[-1])
     assert np.array_equal(by_pieces.left(), plain.left())
+
+
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(8, 100))
+def test_several_pieces_at_once_are_one_after_the_other(seed: int, credits: int, goal: int) -> None:
+    """When they have left, and when those that are in flight will have arrived."""
+    rng = np.random.default_rng(seed)
+    course = prepare_phases(SCHEDULES["trees of many pieces"](6).phases, credits)
+    edges = course.edges
+    rates = [(rng.uniform(1e8, 1e9, edges), rng.uniform(-1e-6, 2e-6, edges)) for _ in range(3)]
+    clocks = TreeClocks(LOOPS, course, np.zeros(edges), LinkRates(-np.inf, *rates[0]))
+    for at_s, pace in zip(np.sort(rng.uniform(1e-6, 4e-4, 2)), rates[1:], strict=True):
+        clocks.change(at_s, *pace)
+    (free_s, arrived_s), (one_s, each_s) = [
+        (np.zeros(edges), np.zeros((credits, edges + 1))) for _ in range(2)
+    ]
+    clocks._send(0, min(goal, clocks._pieces), free_s, arrived_s, last=credits)
+    for piece in range(min(goal, clocks._pieces)):
+        clocks._send(piece, piece + 1, one_s, each_s)
+    assert free_s == pytest.approx(one_s, rel=1e-12)
+    assert arrived_s == pytest.approx(each_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["trees", "chain"])
