@@ -24,106 +24,6 @@ FEW_PIECES = 4
 """Pieces over trees up to which each is looked at."""
 
 
-def step(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
-    rows: FloatArray,
-    free: FloatArray,
-    feeders: IntArray,
-    begins: IntArray,
-    first: IntArray,
-    active: IntArray,
-    done: IntArray,
-    begin: int,
-    goal: int,
-    first_step: int,
-    lag: int,
-    credits: int,
-    nbytes: FloatArray,
-    from_s: FloatArray,
-    rate_Bps: FloatArray,
-    latency_s: FloatArray,
-    until_s: float,
-) -> int:
-    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
-
-    Parameters
-    ----------
-    rows : ndarray of float, shape (depth, edges + 1)
-        See `RecurrenceState.delivered`.
-    free : ndarray of float, shape (edges,)
-    feeders : ndarray of int, shape (edges, most feeders)
-    begins : ndarray of int, shape (edges,)
-        Edges in the order in which they begin.
-    first, active, done : ndarray of int, shape (edges,)
-        In which step of the phase each begins, in how many it works, and what it has sent before.
-    begin, goal : int
-    first_step : int
-        Of the phase.
-    lag : int
-        Repeats after which a send is sent on.
-    credits : int
-    nbytes : ndarray of float, shape (edges,)
-    from_s : ndarray of float, shape (paces,)
-        When each pace begins.
-    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
-    until_s : float
-
-    Returns
-    -------
-    int
-        The step that was reached.
-    """
-    depth, edges, paces = len(rows), len(free), len(from_s)
-    start, end, arrived = np.empty(edges), np.empty(edges), np.empty(edges)
-    low = high = 0
-    before, brought, credit = -1, 0, 0  # rows of the send before, of all edges that began with it
-    for number in range(begin, goal):
-        step, first_s, last_s = number - first_step, np.inf, -np.inf
-        while high < edges and first[begins[high]] <= step:
-            high += 1
-        while low < high and first[begins[low]] + active[begins[low]] <= step:
-            low += 1
-        for place in range(low, high):
-            edge = begins[place]
-            send = done[edge] + step - first[edge]
-            if send != before:
-                before, brought, credit = send, (send - lag) % depth, (send - credits) % depth
-            start_s = max(free[edge], rows[credit, edge])
-            for column in range(feeders.shape[1]):
-                start_s = max(start_s, rows[brought, feeders[edge, column]])
-            start[place] = start_s
-            first_s = min(first_s, start_s)
-        pace_of_first = 0  # what was before all of these sends is skipped
-        while pace_of_first + 1 < paces and from_s[pace_of_first + 1] <= first_s:
-            pace_of_first += 1
-        for place in range(low, high):
-            edge = begins[place]
-            if first[edge] + active[edge] <= step:
-                continue
-            since_s, unsent = start[place], nbytes[edge]
-            for pace in range(pace_of_first, paces):
-                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
-                if over_s < since_s:
-                    continue
-                rate = rate_Bps[pace, edge]
-                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
-                if finish_s <= over_s:
-                    end[place] = finish_s
-                    arrived[place] = finish_s + latency_s[pace, edge]
-                    break
-                unsent = max(0.0, unsent - (over_s - since_s) * rate)
-                since_s = over_s
-            last_s = max(last_s, end[place])
-        if last_s > until_s:
-            return number
-        for place in range(low, high):
-            edge = begins[place]
-            if first[edge] + active[edge] > step:
-                send = done[edge] + step - first[edge]
-                rows[send % depth, edge] = arrived[place]
-                free[edge] = end[place]
-    return max(begin, goal)
-
-
 def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     rows: FloatArray,
     free: FloatArray,
@@ -138,16 +38,27 @@ def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those t
     latency_s: FloatArray,
     until_s: float,
 ) -> int:
-    """Go on in place as `step` does, where all edges always work and lie ring after ring.
+    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
 
-    Its loops do several edges at a time; those whose rates change meanwhile are done one by one.
+    All edges always work, and lie ring after ring. Loops do several edges at a time; those whose
+    rates change meanwhile are done one by one.
 
     Parameters
     ----------
-    rows, free, begin, goal, lag, credits, nbytes, from_s, rate_Bps, latency_s, until_s
-        As for `step`.
+    rows : ndarray of float, shape (depth, edges + 1)
+        See `RecurrenceState.delivered`.
+    free : ndarray of float, shape (edges,)
     rings : ndarray of int, shape (rings,)
         First edge of each ring.
+    begin, goal : int
+    lag : int
+        Repeats after which a send is sent on.
+    credits : int
+    nbytes : ndarray of float, shape (edges,)
+    from_s : ndarray of float, shape (paces,)
+        When each pace begins.
+    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
+    until_s : float
 
     Returns
     -------
@@ -235,7 +146,7 @@ def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function w
         When the last pieces have arrived, in `order`; zero where there is none, as in the last
         column, which is for edges that nothing feeds.
     from_s, rate_Bps, latency_s
-        As for `step`.
+        As for `step_rings`.
     until_s : float
     last : int
         Pieces up to `goal` that are looked at one by one, so that `arrived_s` is of these.
@@ -457,8 +368,8 @@ class Effort:
 
     @property
     def loops(self) -> Loops | None:
-        """The compiled loops, where they pay and exist."""
-        return load() if _pays(self.spent) else None
+        """The compiled loops, where they pay or are loaded, and exist."""
+        return load() if _pays(self.spent) else loaded()
 
     def spend(self, changes: int = 1) -> None:
         """Count changes of rates; load the compiled functions when they pay."""
@@ -470,7 +381,6 @@ class Effort:
 class Loops(NamedTuple):
     """The compiled functions, on contiguous arrays of int64, float64, and int32 of links."""
 
-    step: Callable[..., int]
     step_rings: Callable[..., int]
     send_over_trees: Callable[..., int]
     least_tree_end: Callable[..., float]
@@ -491,7 +401,7 @@ def _dispatchers() -> Loops | None:
     for its cache, beside these files or in the user's own.
     """
     try:
-        loops = (step, step_rings, send_over_trees, least_tree_end, fill)
+        loops = (step_rings, send_over_trees, least_tree_end, fill)
         return Loops(*map(_compiled, loops))
     except (ImportError, RuntimeError):
         return None

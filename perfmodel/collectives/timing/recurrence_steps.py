@@ -227,33 +227,14 @@ def _advance_all(
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    loops, first = compiled_loops.loaded(), course.phase_at(stand.step)[1]
+    loops = compiled_loops.loaded()
     if loops is not None and course.rings is not None:
         steps = stand.step, goal, phase.lag, course.credits, course.contiguous(phase).nbytes
         state = stand.delivered, stand.free, course.rings
         stand.step = loops.step_rings(*state, *steps, *paces, until_s)
         return
-    if loops is not None:
-        arrays = course.contiguous(phase)
-        stand.step = loops.step(
-            stand.delivered,
-            stand.free,
-            arrays.feeders,
-            arrays.begins,
-            arrays.first,
-            arrays.active,
-            course.done(stand.step),
-            stand.step,
-            goal,
-            first,
-            0 if course.pipelined else phase.lag,
-            course.credits,
-            arrays.nbytes,
-            *paces,
-            until_s,
-        )
-        return
     if not course.together:
+        first = course.phase_at(stand.step)[1]
         while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
         return

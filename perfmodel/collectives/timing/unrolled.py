@@ -24,10 +24,8 @@ changes of rates, numbers of all edges are kept, up to a quarter of a GB."""
 class ContiguousPhase(NamedTuple):
     """Arrays of a phase, contiguous; `begins`: edges in the order in which they begin."""
 
-    feeders: IntArray
     nbytes: FloatArray
     first: IntArray
-    active: IntArray
     begins: IntArray
 
 
@@ -167,10 +165,8 @@ class UnrolledPhases:
         """
         if phase not in self._contiguous:
             self._contiguous[phase] = ContiguousPhase(
-                np.ascontiguousarray(self.feeders),
                 np.require(phase.nbytes, np.float64, ("C", "W")),
                 np.require(phase.first, requirements=("C", "W")),
-                np.require(phase.active, requirements=("C", "W")),
                 np.argsort(phase.first, kind="stable"),
             )
         return self._contiguous[phase]
