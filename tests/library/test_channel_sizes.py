@@ -16,7 +16,6 @@ from perfmodel.arrays import FloatArray
 from perfmodel.collectives.timing import (
     critical_path,
     recurrence,
-    recurrence_steps,
     unrolled,
 )
 from perfmodel.collectives.timing import variable_rate as ring_folds
@@ -59,7 +58,6 @@ SHORTCUTS = {
     "long rings and chains in closed form": (recurrence, "LONG_RING_EDGES", 1, 10**9),
     "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
     "rings of like hosts": (critical_path, "period_of", critical_path.period_of, whole_ring),
-    "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
     "like rings computed once": (ring_folds, "are_alike", ring_folds.are_alike, never),
     "link patterns and tree shapes counted once": (link_patterns, "LARGE_STAGE_LINKS", 0, 10**9),
 }

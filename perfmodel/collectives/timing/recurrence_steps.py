@@ -128,12 +128,6 @@ def sent_s(
     return end, arrived
 
 
-FEW_SENDS = 1 << 14
-"""Sends up to which compiled loops step through them before NumPy has looked for a cycle."""
-SAME_GAIN = 1e-13
-"""Steps that add the same to all times, up to this part, are a cycle."""
-
-
 @dataclass(slots=True)
 class RecurrenceState:
     """State of a recurrence."""
@@ -151,71 +145,23 @@ class RecurrenceState:
         return RecurrenceState(self.step, self.free.copy(), self.delivered.copy())
 
 
-def advance(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    paces: Paces,
-    until_s: float,
-    *,
-    seeks_cycles: bool = True,
-) -> None:
+def advance(course: UnrolledPhases, stand: RecurrenceState, paces: Paces, until_s: float) -> None:
     """Go on in place to the end, or as long as everything of a step has left by a time."""
     with np.errstate(divide="ignore", invalid="ignore"):
         while stand.step < course.steps:
             phase, first = course.phase_at(stand.step)
-            last = first + phase.repeat
             if stand.step == first and phase.drained:
                 stand.free = drained_free_s(course, stand, phase)
-            sends = (last - stand.step) * course.edges
-            is_quick = sends <= FEW_SENDS and compiled_loops.loaded() is not None
-            stride = course.stride(phase) if seeks_cycles and not is_quick else 0
-            leaps = 0 < stride * 2 <= last - stand.step
-            began = stand.copy() if leaps else stand
-            goal = stand.step + stride if leaps else last
+            goal = first + phase.repeat
             _advance_all(course, stand, phase, goal, paces, until_s)
             if stand.step < goal:
                 return
-            if leaps and float(began.free.min()) >= paces[0][-1]:
-                _leap(course, stand, began, last, until_s)
 
 
 def drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
     """Return when each edge is free for a phase that begins with nothing in flight."""
     last_s = stand.delivered[(course.sent(stand.step) - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
-
-
-def _leap(
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    began: RecurrenceState,
-    last: int,
-    until_s: float,
-) -> None:
-    """If all that some steps did was to add the same to all times, do all that are alike.
-
-    A max-plus recurrence settles into a cycle: after some steps each further `stride` steps add
-    the same amount to everything on a ring.
-    """
-    depth, stride = course.depth, stand.step - began.step
-    now = (np.arange(depth) + stand.step) % depth
-    rows = stand.delivered[now, :-1] - began.delivered[(now - stride) % depth, :-1]
-    begins = course.ring_begins
-    assert begins is not None  # elsewhere there is no stride
-    gains = np.vstack([rows, stand.free - began.free])
-    gain = np.maximum.reduceat(gains.max(axis=0), begins)
-    if not (gain - np.minimum.reduceat(gains.min(axis=0), begins) <= SAME_GAIN * gain).all():
-        return
-    times = (last - stand.step) // stride
-    if until_s < np.inf:
-        room_s = until_s - np.maximum.reduceat(stand.free, begins)
-        times = min(times, int(np.floor(np.min(room_s / np.maximum(gain, 1e-300)))))
-    if times > 0:
-        more = np.repeat(times * gain, course.ring_edges)
-        stand.free = stand.free + more
-        stand.delivered = np.roll(stand.delivered, times * stride, axis=0)
-        stand.delivered[:, :-1] += more
-        stand.step += times * stride
 
 
 def _advance_all(
@@ -229,9 +175,18 @@ def _advance_all(
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
     loops = compiled_loops.loaded()
     if loops is not None and course.rings is not None:
-        steps = stand.step, goal, phase.lag, course.credits, course.contiguous(phase).nbytes
-        state = stand.delivered, stand.free, course.rings
-        stand.step = loops.step_rings(*state, *steps, *paces, until_s)
+        stand.step = loops.step_rings(
+            stand.delivered,
+            stand.free,
+            course.rings,
+            stand.step,
+            goal,
+            phase.lag,
+            course.credits,
+            course.contiguous(phase).nbytes,
+            *paces,
+            until_s,
+        )
         return
     if not course.together:
         first = course.phase_at(stand.step)[1]

@@ -76,13 +76,6 @@ class UnrolledPhases:
         self.folds: list[Any] = []  # see `clocks.ring_folds`
 
     @cached_property
-    def ring_edges(self) -> IntArray:
-        """Edges of each ring; none if the edges form none. Shape (rings,)."""
-        if self.ring_begins is None:
-            return np.zeros(0, dtype=np.int64)
-        return np.diff(np.append(self.ring_begins, self.edges))
-
-    @cached_property
     def rings(self) -> IntArray | None:
         """First edge of each ring where they lie ring after ring; None elsewhere."""
         in_order = self.order is None or bool((np.diff(self.order.ravel()) == 1).all())
@@ -132,13 +125,6 @@ class UnrolledPhases:
         begins, place = self.contiguous(self.phases[0]).begins, np.arange(self.edges + 1)
         place[begins] = np.arange(self.edges)
         return np.sort(place[self.feeders[begins]], axis=1)
-
-    def stride(self, phase: Phase) -> int:
-        """Return after how many steps a cycle may show; 0 if there is none to wait for."""
-        if self.ring_begins is None:
-            return 0
-        around = int(np.lcm.reduce(self.ring_edges))
-        return around if phase.lag == 1 else int(np.lcm(around, self.credits))
 
     def landed(self, phase: Phase, last_s: FloatArray) -> FloatArray:
         """When the last send of any edge that starts or ends where this one starts has landed."""

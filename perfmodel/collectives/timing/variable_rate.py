@@ -229,13 +229,7 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
-        advance(
-            self._fold.course,
-            stand,
-            self._paces.rows,
-            until_s,
-            seeks_cycles=not self._steps_through,
-        )
+        advance(self._fold.course, stand, self._paces.rows, until_s)
 
 
 def pieces_over_trees(
@@ -359,8 +353,7 @@ class TreeClocks:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         if self._paces.is_full:
             before, self._kept = self._kept, self._left_everywhere(now_s)
-            rows = self._free_s, self._arrived_s
-            self._send(before, self._kept, *rows, last=len(self._arrived_s))
+            self._send(before, self._kept, self._free_s, self._arrived_s, last=len(self._arrived_s))
         self._paces.change(now_s, float(self._free_s.min()), rate_Bps, latency_s)
 
     def ends(self) -> CompletionTimes:

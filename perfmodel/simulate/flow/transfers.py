@@ -31,6 +31,8 @@ FEW_EDGES = 1024
 repeats in such a ring is not sought, which costs more."""
 EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
+STEPS_A_MILLISECOND = 80
+"""Steps of a few edges that NumPy goes through in a millisecond."""
 MOST_KEPT = 1 << 22
 """Edges of legs in progress that are kept, with when they end; some 10 bytes each. Then all are
 forgotten: what was kept last comes again soonest."""
@@ -166,7 +168,9 @@ def _begin(
     credits, phases = lowered.credits, leg.phases
     course = once(timer.keep(Courses), (credits, phases), partial(prepare_phases, phases, credits))
     pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
-    loops = timer.keep(Effort).loops
+    effort = timer.keep(Effort)
+    effort.spend(course.steps // STEPS_A_MILLISECOND)
+    loops = effort.loops
     if loops is not None and course.are_trees:
         return TreeClocks(loops, course, begin_s, pace)
     if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
@@ -242,7 +246,10 @@ class Collective:
     def set_rates(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> bool:
         """Change rates, the whole leg `slower` times slower; return whether anything changes."""
         rates_Bps = rates_Bps if slower == 1.0 else rates_Bps / slower
-        if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
+        if not self._is_rerouted and (
+            rates_Bps is self.rates_Bps
+            or bool((np.abs(rates_Bps - self.rates_Bps) <= SAME_RATE * self.rates_Bps).all())
+        ):
             self._rates_Bps = rates_Bps  # the same array is compared at once
             return False
         self._go_on(now_s, rates_Bps, slower)
@@ -351,10 +358,6 @@ class Collective:
         """Return a value that is equal for collectives that are alike and began together."""
         schedule = self.lowered.schedule
         return (self.start_s, self.leg, schedule.collective, schedule.nbytes, schedule.ranks)
-
-
-def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
-    return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
 
 
 def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
