@@ -1,7 +1,7 @@
 """Loops over small arrays, compiled by numba: where NumPy spends its time on the calls themselves.
 
 All of them are written a second time with NumPy, by which they are replaced where numba is missing
-or not worth loading; the results are the same bits. None calls another: numba's cache would not
+or not worth loading; the results are the same to 1e-12. None calls another: numba's cache would not
 notice that what is called has changed. Loading takes half a second, and some seconds once on each
 machine, until the compiled code is in numba's cache on disk.
 """
