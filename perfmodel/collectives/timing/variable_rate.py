@@ -180,7 +180,7 @@ class Clocks:
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        self._run(self._stand, now_s)
+        advance(self._fold.course, self._stand, self._paces.rows, now_s)
         self._unfold(self._find_fold((rate_Bps, latency_s), self._fold))
         chosen, earliest_s = self._fold.chosen, float(self._stand.free.min())
         self._paces.change(now_s, earliest_s, rate_Bps[chosen], latency_s[chosen])
@@ -202,8 +202,8 @@ class Clocks:
             if pieces is not None:
                 return pieces
         stand = self._stand.copy()
-        self._run(stand, np.inf)
         course = self._fold.course
+        advance(course, stand, self._paces.rows, np.inf)
         works, last = course.sends > 0, (course.sends - 1) % course.depth
         landed_s = np.where(works, stand.delivered[last, np.arange(course.edges)], 0.0)
         return CompletionTimes(
@@ -226,10 +226,6 @@ class Clocks:
         course = self._fold.course
         unsent = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
         return np.asarray(unsent[self._fold.place])
-
-    def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Advance in place."""
-        advance(self._fold.course, stand, self._paces.rows, until_s)
 
 
 def pieces_over_trees(

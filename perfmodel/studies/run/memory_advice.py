@@ -74,8 +74,8 @@ def _in_order(
     fullest = sorted(fitting, key=lambda each: -each[2].total_bytes)
     if not timed:
         return [_verdict(each) for each in fullest]
-    is_large = any(each.size.gpus >= MANY_RANKS for _, each, _ in fullest)
-    most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
+    are_few = all(each.size.gpus < MANY_RANKS for _, each, _ in fullest)
+    most = MOST_SIMULATED if are_few else MOST_SIMULATED_LARGE
     short = [each for each in fullest if each[1].job.options.accumulate <= MOST_MICRO_BATCHES]
     simulated = short[:most]
     takes = "a step takes"

@@ -44,8 +44,9 @@ MEAN_WITHIN = 0.005
 """Target for the half width of the 80 % interval of the mean step, as a share of the step."""
 SHORTEST_STEP_S = 1e-9
 """Of a job that computes nothing; seconds."""
-RANK_TASKS = 4e8
-"""Ranks times tasks times steps that a run with jitter may have: some seconds."""
+RANK_TASKS, SINGLE_RANK_TASKS = 4e8, 5e5
+"""Ranks times tasks times steps that a run with jitter may have, of ranks as vectors and of ranks
+with a process each: some seconds."""
 OTHER_RANK_TASKS, RANKS_A_TASK = 2.5e7, 128
 """Tasks that other jobs may do meanwhile, times their ranks and 128 more, as which a task counts on
 few ranks: about as long."""
@@ -60,7 +61,8 @@ def count_needed_steps(
     Raises `InputError`: something happens after more steps than can be simulated.
     """
     jobs = [each.background_job.plan for each in disturbances if each.background_job]
-    affordable = 0 if plan is None else affordable_steps(plan, step_s, jobs)
+    has_jitter = any(each.jitter for each in disturbances)
+    affordable = affordable_steps(plan, step_s, jobs) if plan is not None and has_jitter else 0
     faults = [
         Fault(
             each.origin,
@@ -151,14 +153,16 @@ def affordable_steps(plan: StepPlan, step_s: float, jobs: Iterable[StepPlan]) ->
     `plan`: steps of `step_s` seconds.
     `jobs`: other jobs, which do steps of their own meanwhile.
     """
+    from perfmodel.simulate.engine.rank_vectors import why_unsuited
 
     def rank_tasks(job: StepPlan, least: int) -> int:
         return len(job.tasks) * (least + sum(len(each.ranks) for each in job.classes))
 
+    most = RANK_TASKS if why_unsuited(plan) is None else SINGLE_RANK_TASKS
     others = (rank_tasks(job, RANKS_A_TASK) * step_s / busiest_stream_s(job) for job in jobs)
     return max(
         FEWEST_AT_ALL,
-        int(1 / max(rank_tasks(plan, 0) / RANK_TASKS, sum(others) / OTHER_RANK_TASKS)),
+        int(1 / max(rank_tasks(plan, 0) / most, sum(others) / OTHER_RANK_TASKS)),
     )
 
 
