@@ -250,7 +250,7 @@ def main(arguments: list[str]) -> int:
 
 def _cost(root: Path, name: str) -> tuple[float, float] | None:
     if name in COLLECTIVES:
-        return _command(root, ["collective", *COLLECTIVES[name]])
+        return command_cost(root, ["collective", *COLLECTIVES[name]])
     return _scenario(root, *SCENARIOS[name])
 
 
@@ -273,10 +273,10 @@ def _scenario(
         path = Path(folder) / "question.yaml"
         head = f"# What does a crowd cost?\nperfmodel: 1\nstrategy: {{kind: {kind}}}\n"
         path.write_text(head + text)
-        return _command(root, ["run", str(path), *flags])
+        return command_cost(root, ["run", str(path), *flags])
 
 
-def _command(root: Path, arguments: list[str]) -> tuple[float, float] | None:
+def command_cost(root: Path, arguments: list[str]) -> tuple[float, float] | None:
     """CPU seconds and peak bytes of one command; None if it fails or takes too long."""
     code = "from perfmodel.cli import main; main()"
     process = subprocess.Popen(  # noqa: S603  (our own command)
