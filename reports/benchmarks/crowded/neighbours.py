@@ -4,7 +4,7 @@
 
 Prints a Markdown table of those numbered from FIRST up to PAST: CPU seconds of a process of its
 own, imports included, its peak memory, and what was asked where it took long or did not end. By
-default 130 of them, of which 105 are answered (the others are refused with a reason), in about
+default 130 of them, of which 106 are answered (the others are refused with a reason), in about
 twenty minutes.
 """
 
