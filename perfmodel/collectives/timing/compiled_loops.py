@@ -20,8 +20,8 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.memo import T
 
-FEW_PIECES = 4
-"""Pieces over trees up to which each is looked at."""
+FEW_PIECES, NEVER_S = 4, 1e300
+"""Pieces over trees up to which each is looked at; a finite time that is after all others."""
 
 
 def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
@@ -201,7 +201,8 @@ def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function w
                 hold_s[place] = nbytes[edge] / rate_Bps[at, edge] if nbytes[edge] > 0 else 0.0
                 flight_s[place] = latency_s[at, edge]
             free_s[place], brought_s[place] = leaves_s, leaves_s + flight_s[place]
-            slack_s = min(slack_s, over_s[place] - leaves_s)
+            # Never the difference of two infinities, as over a link that is cut for good.
+            slack_s = min(slack_s, over_s[place] - min(leaves_s, NEVER_S))
             slowest_s = max(slowest_s, hold_s[place])
         for place in range(edges if until_s < np.inf else 0):
             if free_s[place] > until_s:

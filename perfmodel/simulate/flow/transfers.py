@@ -122,8 +122,8 @@ class Progress:
         after._clocks.change(*change())
         self.timer.keep(Effort).spend()
         if self.kept:
-            self.timer.keep(KnownProgress).keep(len(rates_Bps))
             self._after[key] = after, rates_Bps
+            self.timer.keep(KnownProgress).keep(len(rates_Bps))
         return after
 
     def forget(self) -> list[Progress]:

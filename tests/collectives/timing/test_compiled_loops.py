@@ -166,6 +166,7 @@ def test_several_pieces_at_once_are_one_after_the_other(seed: int, credits: int,
     course = prepare_phases(SCHEDULES["trees of many pieces"](6).phases, credits)
     edges = course.edges
     rates = [(rng.uniform(1e8, 1e9, edges), rng.uniform(-1e-6, 2e-6, edges)) for _ in range(3)]
+    rates[-1][0][: edges // 4] *= rng.choice([0.0, 1.0])  # links that are cut for good
     clocks = TreeClocks(LOOPS, course, np.zeros(edges), LinkRates(-np.inf, *rates[0]))
     for at_s, pace in zip(np.sort(rng.uniform(1e-6, 4e-4, 2)), rates[1:], strict=True):
         clocks.change(at_s, *pace)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import perfmodel as pm
@@ -105,3 +107,18 @@ def test_later_legs_of_broadcasts_share_links_as_their_messages_do() -> None:
         for fidelity in ("flow", "message")
     ]
     assert step_s[0] == pytest.approx(step_s[1], rel=0.01)
+
+
+def test_legs_that_are_forgotten_do_not_hold_each_other() -> None:
+    """Nothing would free them but a search for cycles, which comes late."""
+    unused: Any = None
+    known, begun = transfers.KnownProgress(), transfers.Progress(unused, unused)
+    after = transfers.Progress(unused, unused, 1, begun)
+    begun._after["a change"] = after, np.zeros(1)
+    known.begun[unused] = begun
+    known.keep(1)
+    assert list(known.begun.values()) == [begun]
+    known.keep(transfers.MOST_KEPT)
+    assert not known.begun
+    assert not begun._after
+    assert begun.kept == after.kept == 0

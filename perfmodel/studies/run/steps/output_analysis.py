@@ -108,7 +108,7 @@ def busiest_stream_s(plan: StepPlan) -> float:
         if isinstance(task.work, Compute)
     )
     workers = {stream.name: stream.workers for stream in plan.streams}
-    return max(SHORTEST_STEP_S, *(total / workers[name] for (_, name), total in sums.items()))
+    return max([SHORTEST_STEP_S, *(total / workers[name] for (_, name), total in sums.items())])
 
 
 def _needed_steps(disturbance: Disturbance, step_s: float, affordable: int) -> int:

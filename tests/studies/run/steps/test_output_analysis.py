@@ -21,6 +21,7 @@ from perfmodel.simulate.engine.jitter import Jitter
 from perfmodel.studies.run.resolve.disturbance import Disturbance, LinkFault
 from perfmodel.studies.run.steps.output_analysis import (
     MEAN_WITHIN,
+    busiest_stream_s,
     count_needed_steps,
     jitter_steps,
     mean_interval_s,
@@ -117,6 +118,10 @@ def test_the_interval_of_a_mean_is_students() -> None:
     error = statistics.stdev(steps_s) / math.sqrt(30)
     exact = stats.t.interval(0.8, 29, loc=statistics.fmean(steps_s), scale=error)
     assert mean_interval_s(steps_s) == pytest.approx(exact, abs=0.002 * error)
+
+
+def test_a_job_that_computes_nothing_has_a_shortest_step() -> None:
+    assert 0 < busiest_stream_s(plan_of(1, 0)) < 1e-6
 
 
 def test_another_job_with_far_shorter_steps_is_refused() -> None:
