@@ -22,6 +22,8 @@ from perfmodel.memo import T
 
 FEW_PIECES, NEVER_S = 4, 1e300
 """Pieces over trees up to which each is looked at; a finite time that is after all others."""
+ROUNDING = 1e-15
+"""Share of a time up to which it is the same: pieces that follow each other so are one run."""
 
 
 def step_rings(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
@@ -174,7 +176,7 @@ def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function w
         if longest_s * most_Bps > (credits - 1) * nbytes[edge]:
             leaps = False
     first_s, last_s = np.empty(edges), np.empty(edges)  # when the first and last of several arrive
-    step, piece = first[order[-1]] + goal, begin
+    step, piece = first.max() + goal, begin
     while piece < goal:
         brought_s, earliest_s = arrived_s[piece % credits], np.inf
         slack_s, slowest_s = np.inf, 0.0
@@ -228,6 +230,125 @@ def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function w
             free_s[place] = max(ready_s + several * hold, brought + hold)
             last_s[place] = free_s[place] + flight_s[place]
         piece += several
+    return int(step)
+
+
+def send_in_runs(  # noqa: C901, PLR0912, PLR0915  (numba caches a function without those that it calls)
+    trees: IntArray,
+    order: IntArray,
+    feeders: IntArray,
+    first: IntArray,
+    nbytes: FloatArray,
+    begin: int,
+    goal: int,
+    free_s: FloatArray,
+    arrived_s: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+    last: int,
+) -> int:
+    """Go on as `send_over_trees` does where no piece waits for one in flight, all pieces at once.
+
+    The pieces of an edge are few runs of even gaps: those that follow each other as soon as they
+    are sent, or as they are brought. A change of rates or another run of what is brought ends one.
+
+    Parameters
+    ----------
+    trees : ndarray of int, shape (trees + 1,)
+        Place of the first edge of each tree in `order`, and the number of edges.
+    order, feeders, first, nbytes, begin, goal, free_s, from_s, rate_Bps, latency_s, until_s
+        As for `send_over_trees`.
+    arrived_s : ndarray of float, shape (credits, edges + 1)
+        Only written to.
+    last : int
+        Pieces up to `goal` whose arrivals are asked for.
+
+    Returns
+    -------
+    int
+        The first step of which a piece leaves later than by `until_s`.
+    """
+    paces, edges, runs, tree = len(from_s), len(order), 0, 0
+    begun, now = np.empty(edges, np.int64), np.empty(feeders.shape[1], np.int64)
+    # Of each run its first piece, the one past it, when the first arrives, and the gap.
+    since, past = np.empty((2, edges + goal - begin), np.int64)
+    at_s, every_s = np.empty((2, edges + goal - begin))
+    step = first.max() + goal
+    for place in range(edges):
+        if trees[tree] == place:  # so that runs stay in the processor's cache
+            tree, runs = tree + 1, 0
+        if runs + goal - begin > len(past):
+            since, past = np.append(since, since), np.append(past, past)
+            at_s, every_s = np.append(at_s, at_s), np.append(every_s, every_s)
+        edge, free, piece, pace, fed = order[place], free_s[place], begin, 0, 0
+        begun[place] = runs
+        while fed < len(now) and feeders[place, fed] < edges:
+            now[fed] = begun[feeders[place, fed]]
+            fed += 1
+        over_s = from_s[1] if paces > 1 else np.inf
+        hold = nbytes[edge] / rate_Bps[0, edge] if nbytes[edge] > 0 else 0.0
+        while piece < goal:
+            ready, gap, several = -np.inf, 0.0, goal - piece  # how evenly so many are brought
+            for number in range(fed):
+                while past[now[number]] <= piece:
+                    now[number] += 1
+                run = now[number]
+                brought = at_s[run] + (piece - since[run]) * every_s[run]
+                several = min(several, past[run] - piece)
+                if brought > ready or (brought == ready and every_s[run] > gap):
+                    ready, gap = brought, every_s[run]
+            for number in range(fed if fed > 1 else 0):
+                run = now[number]
+                if every_s[run] > gap:  # until another brings them later
+                    brought = at_s[run] + (piece - since[run]) * every_s[run]
+                    if ready - brought < (several - 1) * (every_s[run] - gap):
+                        several = int((ready - brought) / (every_s[run] - gap)) + 1
+            start, every = max(free, ready), 0.0
+            leaves = start + hold
+            is_late = leaves > over_s
+            if is_late:
+                while pace + 1 < paces and from_s[pace + 1] < start:
+                    pace += 1
+                unsent, several = nbytes[edge], 1
+                while True:
+                    over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+                    leaves = start + (unsent / rate_Bps[pace, edge] if unsent > 0 else 0.0)
+                    if not leaves > over_s:
+                        break
+                    unsent = max(0.0, unsent - (over_s - start) * rate_Bps[pace, edge])
+                    start = over_s
+                    pace += 1
+                hold = nbytes[edge] / rate_Bps[pace, edge] if nbytes[edge] > 0 else 0.0
+            elif leaves < np.inf:
+                every = gap if gap > hold and ready >= free else hold
+                if every < gap and free - ready < (several - 1) * (gap - every):
+                    several = int((free - ready) / (gap - every)) + 1  # until none is left to send
+                if over_s - leaves < (several - 1) * every:
+                    several = int((over_s - leaves) / every) + 1
+            if leaves > until_s:
+                step = min(step, first[edge] + piece)
+            elif every > 0 and until_s - leaves < (several - 1) * every:
+                step = min(step, first[edge] + piece + int((until_s - leaves) / every) + 1)
+            if (
+                is_late
+                or runs == begun[place]
+                or leaves > (free + every) * (1 + ROUNDING)
+                or leaves < (free + every) * (1 - ROUNDING)
+                or (past[runs - 1] - since[runs - 1] > 1 and every_s[runs - 1] != every)
+            ):
+                since[runs], at_s[runs] = piece, leaves + latency_s[pace, edge]
+                runs += 1
+            past[runs - 1], every_s[runs - 1] = piece + several, every
+            free = leaves + (several - 1) * every
+            piece += several
+        free_s[place], run = free, runs - 1
+        for piece in range(goal - 1, max(begin, goal - last) - 1, -1):
+            while since[run] > piece:
+                run -= 1
+            brought = at_s[run] + (piece - since[run]) * every_s[run]
+            arrived_s[piece % len(arrived_s), place] = brought
     return int(step)
 
 
@@ -384,6 +505,7 @@ class Loops(NamedTuple):
 
     step_rings: Callable[..., int]
     send_over_trees: Callable[..., int]
+    send_in_runs: Callable[..., int]
     least_tree_end: Callable[..., float]
     fill: Callable[..., None]
 
@@ -402,7 +524,7 @@ def _dispatchers() -> Loops | None:
     for its cache, beside these files or in the user's own.
     """
     try:
-        loops = (step_rings, send_over_trees, least_tree_end, fill)
+        loops = (step_rings, send_over_trees, send_in_runs, least_tree_end, fill)
         return Loops(*map(_compiled, loops))
     except (ImportError, RuntimeError):
         return None

@@ -120,11 +120,23 @@ class UnrolledPhases:
         )
 
     @cached_property
+    def tree_order(self) -> IntArray:
+        """Edges tree after tree, as channels have one each, in the order in which they begin."""
+        phase = self.phases[0]
+        return np.lexsort((phase.first, phase.channel))
+
+    @cached_property
+    def trees(self) -> IntArray:
+        """Place of the first edge of each tree in `tree_order`, and the number of edges."""
+        channels = self.phases[0].channel[self.tree_order]
+        return np.append(np.flatnonzero(np.diff(channels, prepend=-1)), self.edges)
+
+    @cached_property
     def tree_feeders(self) -> IntArray:
-        """Feeders by their places in the order in which edges of trees begin; padded at the end."""
-        begins, place = self.contiguous(self.phases[0]).begins, np.arange(self.edges + 1)
-        place[begins] = np.arange(self.edges)
-        return np.sort(place[self.feeders[begins]], axis=1)
+        """Feeders by their places in `tree_order`; padded at the end."""
+        place = np.arange(self.edges + 1)
+        place[self.tree_order] = np.arange(self.edges)
+        return np.sort(place[self.feeders[self.tree_order]], axis=1)
 
     def landed(self, phase: Phase, last_s: FloatArray) -> FloatArray:
         """When the last send of any edge that starts or ends where this one starts has landed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -308,6 +309,8 @@ class OneStep:
 
 MOST_TREE_PACES = 64
 """So many changes of rates are kept for sends that began before them; see `MOST_PACES`."""
+MANY_PIECES = 100
+"""Pieces over trees from which on it is quicker to go through the runs that they form."""
 
 
 @dataclass
@@ -333,11 +336,11 @@ class TreeClocks:
         if not spare:
             in_flight = np.empty((min(self.course.credits, self._pieces), edges + 1))
             spare.append((np.empty(edges), in_flight, PaceRows(edges, 2 * MOST_TREE_PACES)))
-        # When the last of the pieces that are kept have left each edge, in the order in which edges
-        # begin, and when the last ones in flight have arrived; edges that nothing feeds are fed by
-        # the last column, which stays 0.
+        # When the last of the pieces that are kept have left each edge, in `tree_order`, and when
+        # the last ones in flight have arrived; edges that nothing feeds are fed by the last column,
+        # which stays 0.
         self._free_s, self._arrived_s, self._paces = spare.pop()
-        np.maximum(self.begin_s[self._arrays.begins], 0.0, out=self._free_s)
+        np.maximum(self.begin_s[self.course.tree_order], 0.0, out=self._free_s)
         self._arrived_s[:] = 0.0
         self._paces.begin(self.pace.rate_Bps, self.pace.latency_s)
 
@@ -354,16 +357,18 @@ class TreeClocks:
 
     def ends(self) -> CompletionTimes:
         """Return how the sends end if nothing changes any more."""
-        free_s, arrived_s = self._free_s.copy(), self._arrived_s.copy()
+        one_by_one = self._go_one_by_one(self._pieces - self._kept)
+        arrived_s = (self._arrived_s if one_by_one else self._arrived_s[:1]).copy()
+        free_s = self._free_s.copy()
         self._send(self._kept, self._pieces, free_s, arrived_s)
         landed_s = np.empty(self.course.edges)
-        landed_s[self._arrays.begins] = arrived_s[(self._pieces - 1) % len(arrived_s), :-1]
+        landed_s[self.course.tree_order] = arrived_s[(self._pieces - 1) % len(arrived_s), :-1]
         return CompletionTimes(float(free_s.max()), landed_s)
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left: every edge has to send the rest."""
         return self.loops.least_tree_end(
-            self._arrays.begins,
+            self.course.tree_order,
             self._arrays.nbytes,
             self._pieces - self._kept,
             self._free_s,
@@ -404,17 +409,20 @@ class TreeClocks:
 
         `last`: pieces in flight that are asked for.
         """
-        arrays = self._arrays
-        return self.loops.send_over_trees(
-            arrays.begins,
-            self.course.tree_feeders,
-            arrays.first,
-            arrays.nbytes,
-            begin,
-            goal,
-            free_s,
-            arrived_s,
-            *self._paces.rows,
-            until_s,
-            last,
-        )
+        course, arrays = self.course, self._arrays
+        values: tuple[Any, ...] = (course.tree_order, course.tree_feeders, arrays.first)
+        values += (arrays.nbytes, begin, goal, free_s, arrived_s)
+        values += (*self._paces.rows, until_s, last)
+        if self._go_one_by_one(goal - begin):
+            return self.loops.send_over_trees(*values)
+        return self.loops.send_in_runs(course.trees, *values)
+
+    def _go_one_by_one(self, pieces: int) -> bool:
+        """Whether pieces are few, or may wait for one in flight, as these may exceed credits."""
+        if pieces < MANY_PIECES:
+            return True
+        _, rate_Bps, latency_s = self._paces.rows
+        least_bytes = (self.course.credits - 1) * self._arrays.nbytes
+        with np.errstate(invalid="ignore"):
+            in_flight = latency_s.max(axis=0) * rate_Bps.max(axis=0)
+        return bool((in_flight > least_bytes).any())

@@ -90,7 +90,9 @@ class Variation:
         self._ranks = len(all_ranks)
         self._by_layer = any(jitter.per == "layer" for jitter in self.jitters)
         self._place = {
-            c.name: slice(None) if len(part) == len(all_ranks) else np.searchsorted(all_ranks, part)
+            c.name: slice(None)
+            if len(part) == len(all_ranks)
+            else np.searchsorted(all_ranks, part if len(part) > 1 else part[0])
             for c, part in zip(self.plan.classes, members, strict=True)
         }
 

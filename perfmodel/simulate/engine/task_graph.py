@@ -289,6 +289,8 @@ def class_factor(task: Task, factors: float | FloatArray) -> float:
 
     Raises `SimulationError`: ranks differ.
     """
+    if isinstance(factors, float):  # of most ranks that are simulated one by one
+        return float(factors)
     each = np.asarray(factors)
     if each.size > 1 and (each != each.flat[0]).any():
         raise SimulationError(
@@ -431,7 +433,8 @@ class Rendezvous:
         instance = (step, work.key, participants.classes[0])
         members = self._pending.setdefault(instance, [])
         members.append(member)
-        reached = len({state.rank_class for state, *_ in members}) == len(participants.classes)
+        most = len(participants.classes)
+        reached = len(members) >= most and len({each.rank_class for each, *_ in members}) == most
         return self._pending.pop(instance) if reached else []
 
     def missing(self, task: Task, step: int) -> str:

@@ -126,11 +126,20 @@ def test_sends_at_rates_that_change(
     st.integers(3, 8),
     st.integers(1, 14),
     st.lists(st.booleans(), min_size=14, max_size=14),
+    st.sampled_from([1, 1000]),
 )
 def test_pieces_over_trees_at_rates_that_change(
+    name: str, seed: int, credits: int, ranks: int, count: int, asked: list[bool], many: int
+) -> None:
+    """One by one or in runs is what NumPy steps through, whenever ends are asked for in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variable_rate, "MANY_PIECES", many)
+        _send_pieces_over_trees(name, seed, credits, ranks, count, asked)
+
+
+def _send_pieces_over_trees(
     name: str, seed: int, credits: int, ranks: int, count: int, asked: list[bool]
 ) -> None:
-    """Piece by piece is what NumPy steps through, whenever ends are asked for in between."""
     rng = np.random.default_rng(seed)
     phases = SCHEDULES[name](ranks).phases
     edges = len(phases[0].src)
@@ -159,8 +168,10 @@ def test_pieces_over_trees_at_rates_that_change(
     assert np.array_equal(by_pieces.left(), plain.left())
 
 
-@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(8, 100))
-def test_several_pieces_at_once_are_one_after_the_other(seed: int, credits: int, goal: int) -> None:
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 60), st.integers(1, 64))
+def test_pieces_in_runs_are_those_one_by_one(
+    seed: int, credits: int, begin: int, count: int
+) -> None:
     """When they have left, and when those that are in flight will have arrived."""
     rng = np.random.default_rng(seed)
     course = prepare_phases(SCHEDULES["trees of many pieces"](6).phases, credits)
@@ -173,18 +184,23 @@ def test_several_pieces_at_once_are_one_after_the_other(seed: int, credits: int,
     (free_s, arrived_s), (one_s, each_s) = [
         (np.zeros(edges), np.zeros((credits, edges + 1))) for _ in range(2)
     ]
-    clocks._send(0, min(goal, clocks._pieces), free_s, arrived_s, last=credits)
-    for piece in range(min(goal, clocks._pieces)):
-        clocks._send(piece, piece + 1, one_s, each_s)
+    spans = (0, begin), (begin, min(begin + count, clocks._pieces))
+    for many, all_left in ((1, (free_s, arrived_s)), (1000, (one_s, each_s))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(variable_rate, "MANY_PIECES", many)
+            for span in spans:
+                clocks._send(*span, *all_left, last=credits)
     assert free_s == pytest.approx(one_s, rel=1e-12)
     assert arrived_s == pytest.approx(each_s, rel=1e-12)
 
 
+@pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize("name", ["trees", "chain"])
 def test_pieces_that_have_left_are_kept_where_there_are_many_changes(
-    name: str, switch: pytest.MonkeyPatch
+    name: str, many: int, switch: pytest.MonkeyPatch
 ) -> None:
     switch.setattr(variable_rate, "MOST_TREE_PACES", 16)
+    switch.setattr(variable_rate, "MANY_PIECES", many)
     phases = SCHEDULES[name](4).phases
     rng, edges, changes = np.random.default_rng(3), len(phases[0].src), 24
     rates = [
