@@ -184,12 +184,16 @@ def test_pieces_in_runs_are_those_one_by_one(
     (free_s, arrived_s), (one_s, each_s) = [
         (np.zeros(edges), np.zeros((credits, edges + 1))) for _ in range(2)
     ]
-    spans = (0, begin), (begin, min(begin + count, clocks._pieces))
+    spans, left_by = ((0, begin), (begin, min(begin + count, clocks._pieces))), list[int]()
+    until_s = rng.uniform(0, 4e-4)
     for many, all_left in ((1, (free_s, arrived_s)), (1000, (one_s, each_s))):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(variable_rate, "MANY_PIECES", many)
+            copies = [each.copy() for each in all_left]
+            left_by.append(clocks._send(0, clocks._pieces, *copies, until_s))
             for span in spans:
                 clocks._send(*span, *all_left, last=credits)
+    assert left_by[0] == left_by[1]
     assert free_s == pytest.approx(one_s, rel=1e-12)
     assert arrived_s == pytest.approx(each_s, rel=1e-12)
 
