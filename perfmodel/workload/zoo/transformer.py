@@ -117,7 +117,6 @@ def _attended(
     crossed = None if keys == tokens else keys
     if c == 1 or shard.context_kind == "ulysses":
         return Attention(tokens, own, own_pairs, size, causal, keys=crossed, window=window)
-    in_blocks = shard.context_kind == "ring" or shard.library == "torch"
     return Attention(
         tokens // c,
         own,
@@ -126,7 +125,7 @@ def _attended(
         causal,
         keys=keys,
         window=window,
-        blocks=c if in_blocks else 1,
+        blocks=c if shard.context_kind == "ring" or shard.library == "torch" else 1,
         last=causal and not is_balanced(shard, causal=causal),
     )
 
