@@ -106,14 +106,13 @@ def dumped_rings(
         for at, nic in enumerate(nics)
         if devices[nic].local.removeprefix("nic").isdigit()
     }
-    paths = dump.paths if dump is not None else ()
     return tuple(
         HostRing(
             tuple(places.index(gpu) for gpu in path.gpus),
             at_nic.get(-1 if path.nic_in is None else path.nic_in),
             at_nic.get(-1 if path.nic_out is None else path.nic_out),
         )
-        for path in paths
+        for path in (dump.paths if dump is not None else ())
         if not nics or {path.nic_in, path.nic_out} <= at_nic.keys()
     )
 
