@@ -62,8 +62,7 @@ def complete(
     `measured`: GPUs whose efficiencies were measured.
     Raises `InputError`: a generation of which none is known, or a precision that none has.
     """
-    amd = spec.generation.startswith("cdna")
-    measured = [gpu for gpu in measured if gpu.amd == amd]
+    measured = [gpu for gpu in measured if gpu.amd == spec.generation.startswith("cdna")]
     peers = [gpu for gpu in measured if gpu.generation == spec.generation]
     generations = {gpu.generation for gpu in measured}
     refuse_if(

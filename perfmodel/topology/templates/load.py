@@ -102,18 +102,17 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     }
     links = data.get("links")
     links = links if isinstance(links, Mapping) else {}
-    findings = [
-        *_device_findings(data, kinds),
-        *_edge_findings(data, kinds, links),
-        *_port_findings(data, links),
-        *_link_findings(links),
-        *_source_findings(data, links),
-        *_gpu_findings(data),
-        *_graph_findings(data, kinds),
-    ]
     return [
         Fault(".".join(map(str, path)), problem, allowed, file, line_of(document, path))
-        for path, problem, allowed in findings
+        for path, problem, allowed in [
+            *_device_findings(data, kinds),
+            *_edge_findings(data, kinds, links),
+            *_port_findings(data, links),
+            *_link_findings(links),
+            *_source_findings(data, links),
+            *_gpu_findings(data),
+            *_graph_findings(data, kinds),
+        ]
     ]
 
 
