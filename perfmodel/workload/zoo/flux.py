@@ -236,8 +236,7 @@ def _gated_map(
 
     `activated`: whether its input is GELU's result; `copied`: whether it is laid out anew.
     """
-    result = tokens * outputs
-    inside = activated * tokens * inputs
+    result, inside = tokens * outputs, activated * tokens * inputs
     return linear(
         name,
         tokens,

@@ -246,8 +246,7 @@ def vocabulary_head(
     `keeps_rows`: whether mean and deviation of each row count among what is kept.
     """
     rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
-    padded = shard.padded(vocabulary)
-    own_words = shard.words(vocabulary)
+    padded, own_words = shard.padded(vocabulary), shard.words(vocabulary)
     head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
     scored = rows * (own_words if shard.parallel_loss else padded)
     kept_input, normed = shard.kept_tokens(tokens) * width, bool(norm) * own * width
