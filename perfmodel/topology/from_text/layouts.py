@@ -171,11 +171,10 @@ def wire_nvlinks(
         draft.link(link, nvlink(link, switched=bool(switched)))
     if switched:
         draft.add("nvs", "nvswitch")
-    joined = [
+    for at, end, lanes in (
         *((at, "nvs", lanes) for at, lanes in switched.items()),
         *((a, f"gpu{b}", lanes) for (a, b), lanes in between.items()),
-    ]
-    for at, end, lanes in joined:
+    ):
         draft.join(f"gpu{at}", end, link, comments.get(at, ""), lanes=lanes)
 
 

@@ -289,9 +289,8 @@ _NUMBERS = {
 def measured_gpus() -> tuple[Gpu, ...]:
     """Shipped GPUs whose efficiencies were measured, one of those with a source in common."""
     path = data_folder("topologies") / "gpus.yaml"
-    document = _read_document(path, path.stat().st_mtime_ns)
     kinds: dict[str, Gpu] = {}
-    for name, entry in plain(document)["gpus"].items():
+    for name, entry in plain(_read_document(path, path.stat().st_mtime_ns))["gpus"].items():
         if any(entry.get(field) is None for field in ESTIMATED) or entry["generation"] == "cpu":
             continue
         gpu, sources = _read_entry(path, path.stat().st_mtime_ns, name)
