@@ -312,10 +312,9 @@ def _sort_by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int
     """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
 
     def distance(position: int) -> tuple[int, int, int]:
-        own = router.nearest_nics(gpus[position])[0] == nic
         path_type = path_type_between(router, gpus[position], nic)
         worth = PATH_TYPES.index(path_type) if path_type in PATH_TYPES else len(PATH_TYPES)
-        return (worth, 0 if own else 1, position)
+        return (worth, int(router.nearest_nics(gpus[position])[0] != nic), position)
 
     return sorted(range(len(gpus)), key=distance)
 

@@ -71,8 +71,7 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Fo
         else:
             parent[table] = table[:, [0]]
         parent[table[:, 0]] = rails.hosts.size + fabric.leaf[channel]
-        above = fabric.root[channel]
-        below = np.unique(fabric.leaf[channel])
+        above, below = fabric.root[channel], np.unique(fabric.leaf[channel])
         parent[rails.hosts.size + below[below != above]] = rails.hosts.size + above
         parents.append(parent)
     trees = forest_of(np.stack(parents))
