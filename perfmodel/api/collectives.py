@@ -230,11 +230,10 @@ def diagnose(
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.validate.diagnose import diagnose_log
 
-    request = MachineRequest(str(topology), nodes, gpus_per_node, fabric)
     return Diagnoses(
         diagnose_log(
             Path(log),
-            request,
+            MachineRequest(str(topology), nodes, gpus_per_node, fabric),
             op=op,
             settings=_nccl_settings("nccl", None, version, env),
             profile=as_profile(profile),

@@ -218,11 +218,10 @@ def compare(
     from perfmodel.api.results import ComparisonResult, showing
     from perfmodel.studies.compare import compare as compare_scenarios
 
-    columns = as_columns(scenarios, keywords)
     return showing(
         ComparisonResult,
         compare_scenarios(
-            columns,
+            as_columns(scenarios, keywords),
             profile=as_profile(profile),
             attribute=attribute,
             jobs=jobs,
@@ -258,8 +257,7 @@ def variants(
     """
     from perfmodel.studies.sweep.variants import variants as list_variants
 
-    question = as_scenario(scenario, fields, keywords)
-    return list_variants(question, grid=grid, zip=zip)
+    return list_variants(as_scenario(scenario, fields, keywords), grid=grid, zip=zip)
 
 
 @python_names
@@ -365,11 +363,10 @@ def plan(
     from perfmodel.api.results import Plan, showing
     from perfmodel.studies.plan.run import plan_scenario
 
-    question = as_scenario(scenario, fields, keywords)
     return showing(
         Plan,
         plan_scenario(
-            question,
+            as_scenario(scenario, fields, keywords),
             profile=as_profile(profile),
             jobs=jobs,
             backend=backend,

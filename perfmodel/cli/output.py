@@ -290,15 +290,14 @@ def library_settings(
     """
     from perfmodel.library.settings import environment_of, settings_of
 
-    flags = {
-        "--protocol": protocol if protocol != "auto" else None,
-        "--env": env[0] if env else None,
-        "--nccl-version": version,
-        "--one-process": "given" if one_process else None,
-    }
     raise_faults(
         Fault(flag, repr(value), f"nothing with --library {library}, only with nccl")
-        for flag, value in flags.items()
+        for flag, value in {
+            "--protocol": protocol if protocol != "auto" else None,
+            "--env": env[0] if env else None,
+            "--nccl-version": version,
+            "--one-process": "given" if one_process else None,
+        }.items()
         if value is not None and library != "nccl"
     )
     variables = environment_of(env)

@@ -88,16 +88,15 @@ def show(
         from perfmodel.topology.importers.imported import node_text
         from perfmodel.topology.templates.build import load_node
 
-        conflicts = {
-            "--nodes": nodes > 1,
-            "--fabric": fabric is not None,
-            "--gpus-per-node": gpus_per_node is not None,
-            "-o": output is not None,
-            "--graph": graph is not None,
-        }
         raise_faults(
             Fault(flag, "beside --yaml", "--yaml alone: it prints one host, with all of its GPUs")
-            for flag, on in conflicts.items()
+            for flag, on in {
+                "--nodes": nodes > 1,
+                "--fabric": fabric is not None,
+                "--gpus-per-node": gpus_per_node is not None,
+                "-o": output is not None,
+                "--graph": graph is not None,
+            }.items()
             if on
         )
         with flags_as_fields(FLAGS):

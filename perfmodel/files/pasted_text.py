@@ -279,8 +279,9 @@ def _is_separated(line: str, mark: str) -> bool:
     """Tell whether a mark separates the cells of a line; commas may be of lists of CPUs, too."""
     cells = line.split(mark)
     alone = mark == "|" or not any(" " in cell.strip() for cell in cells[1:-1])
-    stated = mark != "," or any("." in cell or cell.strip()[:1].isalpha() for cell in cells)
-    return alone and stated
+    return alone and (
+        mark != "," or any("." in cell or cell.strip()[:1].isalpha() for cell in cells)
+    )
 
 
 def _unpack_records(lines: list[str]) -> list[str]:

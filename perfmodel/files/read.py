@@ -38,8 +38,7 @@ MOST_LEVELS = 60
 LARGEST_WHOLE = 2**53
 """Largest number up to which every whole number is a float."""
 
-LARGEST_REAL = 1e30
-SMALLEST_REAL = 1e-60
+SMALLEST_REAL, LARGEST_REAL = 1e-60, 1e30
 """Numbers without a unit: squares of them stay within the range of a float."""
 
 LONGEST_TEXT = 20_000

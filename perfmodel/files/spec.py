@@ -103,8 +103,7 @@ Latency = Annotated[
 """What one message or call waits, written with its unit; seconds."""
 
 
-LEAST_BARE_BPS = 1e6
-LARGEST_BARE_S = 0.01
+LEAST_BARE_BPS, LARGEST_BARE_S = 1e6, 0.01
 """A link that is slower, or later, is meant in another unit, unless it is written with its unit."""
 
 

@@ -85,8 +85,7 @@ def _ring_orders(
         return hosts[0][orders], np.full(orders.shape, NEAREST), np.full(orders.shape, NEAREST)
     nics = serving_nics(router, gpus)
     rings = rail_rings(router, gpus, nics)[:at_most]
-    shape = (len(rings), *hosts.shape)
-    orders, out, into = (np.full(shape, NEAREST) for _ in range(3))
+    orders, out, into = (np.full((len(rings), *hosts.shape), NEAREST) for _ in range(3))
     numbers = [router.nic_number(nic) for nic in nics]
     for ring, host_rings in enumerate(rings):
         for odd, host_ring in enumerate(host_rings):

@@ -31,11 +31,10 @@ def _check_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     is_last_bounded = rules[-1].below is not None
     is_rising = None not in bounds and bounds == sorted(bounds, key=lambda b: b or 0)
     counts = all(len(rule.algorithms) == len(rule.sizes) + 1 for rule in rules)
-    sizes_rise = all(list(rule.sizes) == sorted(rule.sizes) for rule in rules)
     check_rows(
         (is_last_bounded or not is_rising, "rules by rising 'below', the last one without"),
         (
-            not counts or not sizes_rise,
+            not counts or not all(list(rule.sizes) == sorted(rule.sizes) for rule in rules),
             "rising 'sizes', and one algorithm more than there are sizes",
         ),
     )
@@ -369,10 +368,9 @@ def _vary_protocols(
 def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
     names = Variant.model_fields.keys() & (Protocol.model_fields.keys() - {"step"})
     changes = {name: getattr(variant, name) for name in names}
-    step = cast("Mapping[str, float]", variant.step)
     return protocol.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
-        | {"step": protocol.step.model_copy(update=step)}
+        | {"step": protocol.step.model_copy(update=cast("Mapping[str, float]", variant.step))}
     )
 
 

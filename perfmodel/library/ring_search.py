@@ -106,14 +106,13 @@ def dumped_rings(
         for at, nic in enumerate(nics)
         if devices[nic].local.removeprefix("nic").isdigit()
     }
-    paths = dump.paths if dump is not None else ()
     return tuple(
         HostRing(
             tuple(places.index(gpu) for gpu in path.gpus),
             at_nic.get(-1 if path.nic_in is None else path.nic_in),
             at_nic.get(-1 if path.nic_out is None else path.nic_out),
         )
-        for path in paths
+        for path in (dump.paths if dump is not None else ())
         if not nics or {path.nic_in, path.nic_out} <= at_nic.keys()
     )
 
@@ -313,10 +312,9 @@ def _sort_by_distance(router: Router, nic: str, gpus: Sequence[str]) -> list[int
     """GPUs from near to far; a GPU whose own nearest NIC this is comes before its equals."""
 
     def distance(position: int) -> tuple[int, int, int]:
-        own = router.nearest_nics(gpus[position])[0] == nic
         path_type = path_type_between(router, gpus[position], nic)
         worth = PATH_TYPES.index(path_type) if path_type in PATH_TYPES else len(PATH_TYPES)
-        return (worth, 0 if own else 1, position)
+        return (worth, int(router.nearest_nics(gpus[position])[0] != nic), position)
 
     return sorted(range(len(gpus)), key=distance)
 

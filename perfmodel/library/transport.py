@@ -76,10 +76,9 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
         relay=not settings.is_on("NCCL_PXN_DISABLE") and settings.release >= (2, 12),
     )
     verbs = topology.network in {"infiniband", "roce", "omni-path"}
-    named = settings.env.get("NCCL_NET", "").lower() == "socket"
-    sockets = (named and topology.network != "none") or (
-        verbs and settings.is_on("NCCL_IB_DISABLE")
-    )
+    sockets = (
+        settings.env.get("NCCL_NET", "").lower() == "socket" and topology.network != "none"
+    ) or (verbs and settings.is_on("NCCL_IB_DISABLE"))
     if sockets and topology.network != "tcp":
         topology = replace(topology, network="tcp", gpudirect_rdma=False)
     return topology if reach == topology.reach else replace(topology, reach=reach)
@@ -330,7 +329,6 @@ def socket_counts(
 def _channels_per_ring(topology: Topology, settings: LibrarySettings) -> float:
     """Channels on each ring; a ring leaves a host by each of its NICs."""
     nics = sum(device.kind == "nic" for device in topology.devices.of_host(0)) or 1
-    least = settings.count(*LEAST_CHANNELS) or 0
     most = settings.count(*MOST_CHANNELS)
-    channels = max(CHANNELS_OF_A_RING, least / nics)
+    channels = max(CHANNELS_OF_A_RING, (settings.count(*LEAST_CHANNELS) or 0) / nics)
     return channels if most is None else min(channels, max(most / nics, 1.0))

@@ -145,10 +145,12 @@ def measure_device(
     gpu = prepare_gpu(job, torch, device)
     benchmarks = [*_schedule_benchmarks(job, gpu), *make_microbenchmarks(job, gpu)]
     share_s = job.budget_s / len(benchmarks)
-    rows = []
-    for each in with_progress(benchmarks, progress, len(benchmarks)):
-        times_s = _sample_times(each, gpu, share_s, job.repeats)
-        rows.append(summarise_times(each.kind, each.nbytes, times_s, each.setting))
+    rows = [
+        summarise_times(
+            each.kind, each.nbytes, _sample_times(each, gpu, share_s, job.repeats), each.setting
+        )
+        for each in with_progress(benchmarks, progress, len(benchmarks))
+    ]
     sampling = describe_sampling(list(make_schedules(job).values()))
     pooled = f"torch has {POOLED_STREAMS} streams, which {job.ranks} virtual ranks share."
     notes = applying(

@@ -108,8 +108,7 @@ def describe_sampling(schedules: Sequence[Schedule]) -> str:
 
 def window_slices(schedule: Schedule, window: Window) -> list[slice]:
     """The window's part of each chunk, as slices of a rank's buffer."""
-    ends = _bounds(schedule, None)
-    sizes = np.diff(_bounds(schedule, window))
+    ends, sizes = _bounds(schedule, None), np.diff(_bounds(schedule, window))
     begins = np.minimum(ends[:-1] + window.start, ends[1:])
     return [slice(int(begin), int(begin + size)) for begin, size in zip(begins, sizes, strict=True)]
 

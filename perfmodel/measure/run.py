@@ -178,12 +178,11 @@ def describe_machine() -> dict[str, str]:
 
     `nice`, the priority, is left out if it is zero.
     """
-    cores = _ask(lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 1)
     memory = _ask(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0)
     release = platform.release().split("-")[0]  # without the distributor's suffix
     texts = {
         "cpu": _read_cpu_name(),
-        "cores": str(cores),
+        "cores": str(_ask(lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 1)),
         "os": f"{platform.system()} {release} {platform.machine()}",
         "memory": format_bytes(memory) if memory else "",
         "nice": str(_ask(lambda: os.nice(0), 0) or ""),
@@ -293,8 +292,9 @@ def _count_rank_bytes(job: MeasurementJob, schedule: Schedule) -> int:
     """Count the bytes of one rank's data, work buffer, scratch and copies."""
     copies = (job.collective in PARTED_COLLECTIVES) + (job.collective in SUM_COLLECTIVES)
     buffers = 2 + (copies if job.backend != "device" else 0)
-    elements = buffers * count_elements(schedule) + largest_scratch(make_moves(schedule))
-    return elements * job.itemsize
+    return job.itemsize * (
+        buffers * count_elements(schedule) + largest_scratch(make_moves(schedule))
+    )
 
 
 def _read_device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> int:

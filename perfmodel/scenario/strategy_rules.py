@@ -374,7 +374,6 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     ]
     if section is None:
         return rows
-    tensor = getattr(parts.parallel, "tensor", 1)
     return [
         *rows,
         (
@@ -390,7 +389,7 @@ def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "false, or strategy.kind: fsdp with version: 2",
         ),
         (
-            section.tp_only_amax_red and tensor > 1,
+            section.tp_only_amax_red and getattr(parts.parallel, "tensor", 1) > 1,
             "compute.fp8.tp_only_amax_red",
             "true",
             "false with parallel.tensor above 1: all-reduces within it are not planned",

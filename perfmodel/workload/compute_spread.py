@@ -152,8 +152,7 @@ def slowest_factor(ranks: int, spread: float) -> float:
 
 def slowest_factors(ranks: int, spread: float) -> tuple[float, float]:
     """Low and high end, 80 %, of the time of the slowest of `ranks` GPUs over the mean of all."""
-    normal = NormalDist()
-    low, high = (normal.inv_cdf(share ** (1 / ranks)) for share in (0.1, 0.9))
+    low, high = (NormalDist().inv_cdf(share ** (1 / ranks)) for share in (0.1, 0.9))
     return 1.0 + spread * low, 1.0 + spread * high
 
 

@@ -117,10 +117,9 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
     if not layer.matmul_flops or not layer.weight_elements or _is_frozen(layer):
         return 0.0
     cast_bytes = layer.weight_elements * (ELEMENT_BYTES + pricing.device.item_bytes)
-    cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
-    return (_float8_cost if is_float8 else _matrix_cost)(
-        layer, pricing, first=True
-    ).backward_s + cast_s
+    return (_float8_cost if is_float8 else _matrix_cost)(layer, pricing, first=True).backward_s + (
+        elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
+    )
 
 
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:

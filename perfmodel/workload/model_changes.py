@@ -333,8 +333,7 @@ def _packed(layer: Layer, tokens: int) -> Layer:
         str(tokens),
         f"at most the {attention.tokens} tokens of a sequence",
     )
-    documents = round(attention.tokens / tokens)
-    share = tokens / attention.tokens
+    documents, share = round(attention.tokens / tokens), tokens / attention.tokens
     return replace(
         layer,
         matmul_flops=layer.matmul_flops * share,

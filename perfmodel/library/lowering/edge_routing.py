@@ -393,5 +393,4 @@ def _fabric_paths(
         return router.across(router.ports(src_host, out), router.ports(dst_host, into), flow)
     except NoRoute as lost:
         ranks = router.topology.ranks
-        ends = ranks[src[lost.flow]], ranks[dst[lost.flow]]
-        raise router.unreachable(*ends, str(lost)) from None
+        raise router.unreachable(ranks[src[lost.flow]], ranks[dst[lost.flow]], str(lost)) from None

@@ -233,8 +233,7 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
     NCCL sends short ones by LL.
     """
     nccl = machine.library.nccl_tuner
-    ends = np.array([src]), np.array([dst])
-    edges = kept_edges_between(machine, *ends, relayed=nccl)
+    edges = kept_edges_between(machine, np.array([src]), np.array([dst]), relayed=nccl)
     protocols = protocol_parameters(machine.library, "send", "direct")
     name, protocol = list((send_protocol(protocols, nbytes) if nccl else protocols).items())[-1]
     schedule = linear.send(2, nbytes)

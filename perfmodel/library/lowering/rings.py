@@ -76,9 +76,8 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
             names = _names(machine, group, schedule, src, dst)
             edges = edges_of_names(machine.topology, machine.router, *names)
         else:
-            ends = ranks[src], ranks[dst]
             relayed = machine.library.nccl_tuner and schedule.collective in SINGLE_SENDS
-            edges = kept_edges_between(machine, *ends, relayed=relayed)
+            edges = kept_edges_between(machine, ranks[src], ranks[dst], relayed=relayed)
         laid.append((phases, edges))
     return LaidSchedule(schedule, tuple(laid))
 

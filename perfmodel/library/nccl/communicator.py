@@ -75,10 +75,11 @@ def system_of(
         release=release,
         merging=release >= (2, 20) and settings.is_on("NCCL_IB_MERGE_NICS", default=True),
     )
-    most = _most_channels(settings) // 2
     crossing = settings.count("NCCL_CROSS_NIC")
     ring = _read_dump(topology, "ring", local) or ring_graph(
-        host, cross_nic=2 if crossing is None else crossing, most=most
+        host,
+        cross_nic=2 if crossing is None else crossing,
+        most=_most_channels(settings) // 2,
     )
     switched = release >= (2, 17) and settings.is_on("NCCL_NVLS_ENABLE", default=True)
     plugin = hardware().plugins.get(topology.network) if nodes > 1 else None

@@ -134,12 +134,11 @@ class Case:
     def steps(self) -> int:
         """Steps of a ring of all ranks."""
         ranks = self.system.ranks
-        fewer = {
+        return {
             "all_reduce": 2 * (ranks - 1),
             "all_gather": ranks - 1,
             "reduce_scatter": ranks - 1,
-        }
-        return fewer.get(self.op, ranks)
+        }.get(self.op, ranks)
 
 
 def algorithm_GBps(case: Case) -> float:
@@ -273,9 +272,8 @@ def _of(table: Mapping[str, Three], case: Case, algorithm: str | None = None) ->
 
 def _inside(case: Case) -> float:
     """One step inside a host."""
-    factor = case.constants.ll_intra_factor
     slowed = case.system.nodes > 1 and case.protocol == "ll" and case.algorithm in {"ring", "tree"}
-    return _of(case.inside_us, case) * (factor if slowed else 1.0)
+    return _of(case.inside_us, case) * (case.constants.ll_intra_factor if slowed else 1.0)
 
 
 def _between(case: Case) -> float:

@@ -71,8 +71,7 @@ def chosen_algorithm(
     return OWN_ALGORITHM[op], usable_protocols(machine, group, op, OWN_ALGORITHM[op])
 
 
-PAIRS_RANKS = 8
-PAIRS_CHANNELS = 8
+PAIRS_RANKS, PAIRS_CHANNELS = 8, 8
 """Ranks and channels of RCCL's all-pairs; ROCm/rccl ``tools/msccl-algorithms``, ngpus, nchannels
 (4 up to 64 KiB)."""
 

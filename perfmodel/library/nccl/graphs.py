@@ -48,10 +48,9 @@ def ring_graph(host: Host, *, cross_nic: int, most: int) -> Graph:
     `cross_nic`: ``NCCL_CROSS_NIC``: whether a ring may leave by another NIC than it entered by; 2
     if need be. `most`: channels at most.
     """
-    speeds = _speeds(host)
     best: Graph | None = None
     crossed = 0
-    for speed in speeds:
+    for speed in _speeds(host):
         if best is not None and speed / best.inter_GBps <= 0.49:
             break
         for cross in (0, 2) if cross_nic == 2 else (cross_nic,):
@@ -191,11 +190,9 @@ def _raise_speed(host: Host, graph: Graph, cross: int) -> Graph:
 
     def fits(speed: float) -> bool:
         kinds = graph.type_intra, graph.type_inter
-        demand = Demand(speed, speed, *kinds, cross, graph.same_channels)
-        return _fits(host, demand, graph.channels)
+        return _fits(host, Demand(speed, speed, *kinds, cross, graph.same_channels), graph.channels)
 
-    fitting = takewhile(fits, _faster_speeds(host, graph.inter_GBps))
-    speed = max(fitting, default=graph.inter_GBps)
+    speed = max(takewhile(fits, _faster_speeds(host, graph.inter_GBps)), default=graph.inter_GBps)
     return replace(graph, intra_GBps=speed, inter_GBps=speed)
 
 

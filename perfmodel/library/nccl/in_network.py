@@ -71,8 +71,7 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Fo
         else:
             parent[table] = table[:, [0]]
         parent[table[:, 0]] = rails.hosts.size + fabric.leaf[channel]
-        above = fabric.root[channel]
-        below = np.unique(fabric.leaf[channel])
+        above, below = fabric.root[channel], np.unique(fabric.leaf[channel])
         parent[rails.hosts.size + below[below != above]] = rails.hosts.size + above
         parents.append(parent)
     trees = forest_of(np.stack(parents))
@@ -294,9 +293,8 @@ def _to_switches(machine: Machine, rails: Rails, nodes: Switched, selection: Int
 def _switch_of(machine: Machine, rails: Rails) -> str | None:
     """NVSwitch of the first host of the machine to which all local GPUs of a group are linked."""
     topology = machine.topology
-    gpus = [topology.ranks[g] for g in (rails.hosts[0] % topology.gpus_per_host).tolist()]
     shared = [
         {node for node in topology.links[gpu] if topology.devices[node].kind == "nvswitch"}
-        for gpu in gpus
+        for gpu in [topology.ranks[g] for g in (rails.hosts[0] % topology.gpus_per_host).tolist()]
     ]
     return min(set.intersection(*shared), default=None)

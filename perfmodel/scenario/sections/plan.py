@@ -108,8 +108,7 @@ def _schema(*examples: str) -> WithJsonSchema:
     return WithJsonSchema(shape)
 
 
-_PER_HOUR = {"h": 1.0, "": 1.0}
-_PER_KWH = {"kWh": 1.0, "MWh": 1000.0}
+_PER_HOUR, _PER_KWH = {"h": 1.0, "": 1.0}, {"kWh": 1.0, "MWh": 1000.0}
 
 Price = Annotated[Money, BeforeValidator(parse_money), _schema("100_000 USD")]
 """An amount of money, such as "100_000 USD"."""

@@ -50,8 +50,7 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
     """
     faults: list[Fault] = []
     field, stated = ("nic", section.nic) if section.nics is None else ("nics", section.nics)
-    usual = base.gpu if base else None
-    gpus = attempt(faults, lambda: read_gpus(section.gpus, section.gpu, usual))
+    gpus = attempt(faults, lambda: read_gpus(section.gpus, section.gpu, base.gpu if base else None))
     nics = attempt(faults, lambda: None if stated is None else read_nics(stated, field))
     slot = attempt(
         faults, lambda: None if section.pcie is None else read_slot(section.pcie, "pcie")

@@ -68,11 +68,10 @@ def usual_routing(kind: str, network: str) -> str:
     Slingshot's always do (De Sensi et al., SC 2020), so dragonflies are taken for such. Collectives
     of TPUs spread over all links of their torus or mesh (`direct_networks.SPREAD_OVER_AXES`).
     """
-    of_network = {
+    adaptive = {
         "infiniband": {"leaf-spine", "rail-optimised", "fat-tree", "rail-only"},
         "ici": {"torus", "mesh"},
-    }
-    adaptive = of_network.get(network, set()) | {"dragonfly"}
+    }.get(network, set()) | {"dragonfly"}
     return "adaptive" if kind in adaptive else "ecmp"
 
 

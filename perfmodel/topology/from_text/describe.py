@@ -184,10 +184,8 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
         (net.nics is None, f"{nics} NIC{'s' if nics > 1 else ''} per host, as usual"),
         (net.nic_Bps is None, f"NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual"),
     )
-    assumed = (f"assumption: {note}" for note in notes)
-    source = net.rate_source or _USUAL_RATE
-    settled = replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source)
-    return settled, (*net.assumptions, *assumed)
+    settled = replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=net.rate_source or _USUAL_RATE)
+    return settled, (*net.assumptions, *(f"assumption: {note}" for note in notes))
 
 
 # ---------------------------------------------------------------- machines with a template

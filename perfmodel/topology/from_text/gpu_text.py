@@ -91,11 +91,20 @@ def _of_table(name: str, similar: str) -> NamedGpu:
     stated = spec.model_fields_set & {"form", "nvlink", "pcie"}
     fields: dict[str, object] = {"spelled": name, "memory": round(spec.memory / 1e9), "devices": ()}
     if stated:
-        fields |= {"form": "pcie" if card else "sxm", "geforce": False, "c2c": None}
-        fields |= {"nvlink": None, "lanes": 0, "lane_Bps": None}
+        fields |= {
+            "form": "pcie" if card else "sxm",
+            "geforce": False,
+            "c2c": None,
+            "nvlink": None,
+            "lanes": 0,
+            "lane_Bps": None,
+        }
     if spec.nvlink is not None:
-        link = part.nvlink or "nvlink4"
-        fields |= {"nvlink": link, "lanes": spec.nvlink.links, "lane_Bps": spec.nvlink.bandwidth}
+        fields |= {
+            "nvlink": part.nvlink or "nvlink4",
+            "lanes": spec.nvlink.links,
+            "lane_Bps": spec.nvlink.bandwidth,
+        }
     if spec.pcie is not None:
         fields["pcie"] = spec.pcie.replace("gen", "pcie")
     note = f"assumption: {name} is plugged in like {similar}"
@@ -205,7 +214,6 @@ def read_stated_gpu(text: str) -> NamedGpu:
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
     form, memory, maker = (words.get(name, "").lower() for name in ("form", "memory", "maker"))
     stated_GB = float(re.sub(r"\D", "", memory) or part.memory)
-    others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
     faults = failed(
         (
             form != "" and not _has_form(part, form),
@@ -220,7 +228,7 @@ def read_stated_gpu(text: str) -> NamedGpu:
             f"{part.memory} GB, as the nearest ({named.name}) has",
         ),
         (
-            re.search(others, maker),
+            re.search("nvidia|geforce|tesla" if part.amd else "amd|instinct", maker),
             "gpu",
             repr(maker),
             f"another maker: {named.name} is not theirs",

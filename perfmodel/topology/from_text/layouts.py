@@ -171,11 +171,10 @@ def wire_nvlinks(
         draft.link(link, nvlink(link, switched=bool(switched)))
     if switched:
         draft.add("nvs", "nvswitch")
-    joined = [
+    for at, end, lanes in (
         *((at, "nvs", lanes) for at, lanes in switched.items()),
         *((a, f"gpu{b}", lanes) for (a, b), lanes in between.items()),
-    ]
-    for at, end, lanes in joined:
+    ):
         draft.join(f"gpu{at}", end, link, comments.get(at, ""), lanes=lanes)
 
 
@@ -250,10 +249,9 @@ def layout_of(node: NodeSpec, gpu: GpuConnector) -> Layout:
     links = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
     joined = {frozenset(ends) for edge in links for ends in pairs(edge)}
     gpus, switches = (set(device_names(node, kind)) for kind in ("gpu", "nvswitch"))
-    every_pair = len(joined) == len(gpus) * (len(gpus) - 1) // 2
     return first_applying(
         (switches.intersection(chain.from_iterable(joined)), "nvswitch"),
-        ((len(gpus) > 2 or gpu.amd) and every_pair, "mesh"),
+        ((len(gpus) > 2 or gpu.amd) and len(joined) == len(gpus) * (len(gpus) - 1) // 2, "mesh"),
         (not joined, "pcie"),
         (len(joined) <= len(gpus) // 2, "bridge"),
         (len(gpus) == 8, "cube"),

@@ -252,13 +252,12 @@ def _has_network(facts: TemplateFacts, host: HostText, *, as_is: bool) -> bool:
 def _rank(
     facts: TemplateFacts, host: HostText, *, as_is: bool
 ) -> tuple[bool, bool, int, bool, bool, str]:
-    other_memory = host.gpu.memory_GB not in {None, facts.gpu.memory}
     built_after = not facts.is_reference
     return (
         not facts.is_named_in(host.text),
         built_after and not as_is,
         facts.gpus - host.gpus,
-        other_memory,
+        host.gpu.memory_GB not in {None, facts.gpu.memory},
         built_after,
         facts.name,
     )

@@ -189,10 +189,9 @@ def nvlink(name: str, *, switched: bool, **more: Any) -> dict[str, Any]:
 def between_cpus(name: str) -> tuple[str, dict[str, Any]]:
     """Return name and document of the link between NUMA domains of a kind of CPU."""
     cpu = hardware_parts().cpus[name]
-    link = link_fields(
+    return "infinity-fabric" if cpu.amd else "upi", link_fields(
         hardware_parts().between, kind="upi", bandwidth=rate(cpu.between), source=cpu.between_source
     )
-    return "infinity-fabric" if cpu.amd else "upi", link
 
 
 def dram(name: str, domains_per_socket: int) -> dict[str, Any]:
@@ -247,10 +246,9 @@ def with_socket_limits(node: NodeSpec, text: str) -> tuple[NodeSpec, list[str]]:
     cloud = next((part for part in parts.clouds.values() if names_any(part.spelled, text)), None)
     if cloud is not None:
         flow_Bps = cloud.placed if "placement group" in text else cloud.flow
-        limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
-        node = with_ports(node, limits).model_copy(
-            update={"sources": {**parts.sources, **node.sources}}
-        )
+        node = with_ports(
+            node, {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
+        ).model_copy(update={"sources": {**parts.sources, **node.sources}})
         if flow_Bps is not None:
             carried = f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s"
             notes.append(f"{carried}, as its cloud states")

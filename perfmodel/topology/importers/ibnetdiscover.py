@@ -150,17 +150,16 @@ def _cable_faults(blocks: Mapping[str, _Block], file: str) -> Iterator[Fault]:
     missing = _unlisted(blocks)
     if len(missing) > max(1, _FEW_UNLISTED * len(blocks)):
         first = min(missing)
-        line = next(
-            block.line
-            for block in blocks.values()
-            if first in {far for far, _, _ in block.ports.values()}
-        )
         yield Fault(
             "block",
             f"{len(missing)} devices at the far end of cables without a block of their own",
             f"a block for each, as for {first} (is the file cut off?)",
             file,
-            line,
+            next(
+                block.line
+                for block in blocks.values()
+                if first in {far for far, _, _ in block.ports.values()}
+            ),
         )
     for block in blocks.values():
         for number, (far, far_port, _) in block.ports.items():
@@ -191,8 +190,7 @@ def _cables_of_one_end(blocks: Mapping[str, _Block]) -> list[str]:
         for block in blocks.values()
         for far, far_port, _ in block.ports.values()
     )
-    notes = [f"{lone} cables that only one of their ends names count as well"] if lone else []
-    return notes + [
+    return ([f"{lone} cables that only one of their ends names count as well"] if lone else []) + [
         f"{name} has no block of its own and is left out" for name in sorted(_unlisted(blocks))
     ]
 

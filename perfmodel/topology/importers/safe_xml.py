@@ -12,8 +12,7 @@ from xml.parsers import expat
 
 from perfmodel.errors import Fault, InputError, refuse_if
 
-DEEPEST = 64
-MOST_ELEMENTS = 200_000
+DEEPEST, MOST_ELEMENTS = 64, 200_000
 LARGEST_XML = 8 * 2**20
 """Characters: NCCL's file of a rack of 72 GPUs has half a million. In memory it is larger."""
 

@@ -282,8 +282,7 @@ class Router(FabricRoutes):
         """Route from a device to a NIC; to one of another rail over the GPU beside it."""
         own = self.parts is None or nic == self.nearest_nics(src)[0]
         relay = None if own else self._relay(src, nic)
-        before = () if relay is None else self.route(src, relay)
-        return before + self.route(relay or src, nic)
+        return (() if relay is None else self.route(src, relay)) + self.route(relay or src, nic)
 
     def _relay(self, gpu: str, nic: str) -> str | None:
         """GPU beside a NIC, to which NVLinks lead from another one."""

@@ -216,8 +216,7 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
 def _route_faults(topology: Topology) -> Iterator[Fault]:
     """GPUs that cannot reach each other. Hosts are alike, so one GPU of each other host will do."""
     router = Router(topology)
-    first = topology.ranks[0]
-    inside = topology.ranks[: topology.gpus_per_host]
+    first, inside = topology.ranks[0], topology.ranks[: topology.gpus_per_host]
     others = topology.ranks[topology.gpus_per_host :: topology.gpus_per_host]
     yield from _unreached_faults(router, [(a, b) for a in inside for b in inside if a != b])
     if not _all_reached(topology, router):

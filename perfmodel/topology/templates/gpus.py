@@ -62,8 +62,7 @@ def complete(
     `measured`: GPUs whose efficiencies were measured.
     Raises `InputError`: a generation of which none is known, or a precision that none has.
     """
-    amd = spec.generation.startswith("cdna")
-    measured = [gpu for gpu in measured if gpu.amd == amd]
+    measured = [gpu for gpu in measured if gpu.amd == spec.generation.startswith("cdna")]
     peers = [gpu for gpu in measured if gpu.generation == spec.generation]
     generations = {gpu.generation for gpu in measured}
     refuse_if(
@@ -290,9 +289,8 @@ _NUMBERS = {
 def measured_gpus() -> tuple[Gpu, ...]:
     """Shipped GPUs whose efficiencies were measured, one of those with a source in common."""
     path = data_folder("topologies") / "gpus.yaml"
-    document = _read_document(path, path.stat().st_mtime_ns)
     kinds: dict[str, Gpu] = {}
-    for name, entry in plain(document)["gpus"].items():
+    for name, entry in plain(_read_document(path, path.stat().st_mtime_ns))["gpus"].items():
         if any(entry.get(field) is None for field in ESTIMATED) or entry["generation"] == "cpu":
             continue
         gpu, sources = _read_entry(path, path.stat().st_mtime_ns, name)

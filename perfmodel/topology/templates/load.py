@@ -102,18 +102,17 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     }
     links = data.get("links")
     links = links if isinstance(links, Mapping) else {}
-    findings = [
-        *_device_findings(data, kinds),
-        *_edge_findings(data, kinds, links),
-        *_port_findings(data, links),
-        *_link_findings(links),
-        *_source_findings(data, links),
-        *_gpu_findings(data),
-        *_graph_findings(data, kinds),
-    ]
     return [
         Fault(".".join(map(str, path)), problem, allowed, file, line_of(document, path))
-        for path, problem, allowed in findings
+        for path, problem, allowed in [
+            *_device_findings(data, kinds),
+            *_edge_findings(data, kinds, links),
+            *_port_findings(data, links),
+            *_link_findings(links),
+            *_source_findings(data, links),
+            *_gpu_findings(data),
+            *_graph_findings(data, kinds),
+        ]
     ]
 
 
@@ -256,11 +255,10 @@ def _gpu_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
 def _graph_findings(data: Mapping[str, Any], kinds: _Kinds) -> Iterator[_Finding]:
     for position, graph in _entries(data, "graphs"):
         for at, channel in _entries(graph, "channels"):
-            named = [
+            for kind, name in (
                 *(("gpu", name) for name in channel.get("gpus") or ()),
                 *(("nic", channel[end]) for end in ("enter", "leave") if channel.get(end)),
-            ]
-            for kind, name in named:
+            ):
                 if kinds.get(name) != kind:
                     allowed = allowed_names([n for n, k in kinds.items() if k == kind], str(name))
                     yield ["graphs", position, "channels", at], f"{name!r}, no {kind}", allowed

@@ -544,9 +544,8 @@ def _head_faults(config: SimpleNamespace) -> list[Fault]:
         "mlp_layer_types": config.mlp_layer_types,
     }
     turned, size = config.rotary_dim or 0, config.head_dim or 0
-    of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
     return [
-        *of_width,
+        *(heads_divide(config.hidden_size, heads) if config.head_dim is None else []),
         *divides(heads, pairs or 1, "num_key_value_heads", "the heads of queries"),
         *failed(
             (turned > size, "rotary_dim", str(turned), f"at most {size}, as head_dim"),

@@ -126,9 +126,8 @@ def falcon_model(name: str, config: SimpleNamespace, family: Family) -> Buildabl
         "spread": newer,
         "held": 0.0 if newer or config.multi_query else 2.0,
     }
-    own = replace(family, block=block)
     config.num_key_value_heads = None
-    return stack_model(name, config, own)
+    return stack_model(name, config, replace(family, block=block))
 
 
 def modernbert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:

@@ -167,7 +167,6 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     unread = [_flag(key) for key in read.values if key not in _FIELDS]
     rest = f"; not of the model, and not read: {', '.join(unread)}" if unread else ""
     title, longest = name or "megatron", arguments.max_position_embeddings
-    multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
     return Buildable(
         title,
         partial(
@@ -176,7 +175,7 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
             f"arguments of Megatron-LM{rest}",
             arguments,
             _shape(arguments),
-            multiple,
+            0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by,
         ),
         (
             arguments.seq_length
@@ -288,7 +287,6 @@ def _shape(arguments: MegatronArguments) -> DecoderShape:
     heads, width = arguments.num_attention_heads, arguments.hidden_size
     is_rope = not _is_learned(arguments) and arguments.position_embedding_type != "none"
     biased = not arguments.disable_bias_linear
-    function = "relu2" if arguments.squared_relu else "gelu"
     return DecoderShape(
         arguments.num_layers,
         width,
@@ -307,7 +305,7 @@ def _shape(arguments: MegatronArguments) -> DecoderShape:
         score_dropout=arguments.attention_dropout > 0,
         fused_norms=True,
         layer_norms=arguments.normalization == "LayerNorm",
-        ungated=None if arguments.swiglu else function,
+        ungated=None if arguments.swiglu else ("relu2" if arguments.squared_relu else "gelu"),
         rotary_share=arguments.rotary_percent if is_rope else 0.0,
         learned_positions=_is_learned(arguments),
     )

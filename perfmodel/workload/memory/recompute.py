@@ -267,8 +267,7 @@ def add_recompute(
         again_s = times.forward_s[products].sum() if products else times.forward_s[i] - matrix_s
         backward_s[i] += again_s
         kernels[i] += times.forward_kernels[products].sum() if products else 1
-    whole = recomputed_blocks(workload, recompute, parts)
-    for layers in (*whole, *(range(i, i + 1) for i in own)):
+    for layers in (*recomputed_blocks(workload, recompute, parts), *(range(i, i + 1) for i in own)):
         again = slice(layers.start, layers.stop)
         backward_s[layers[-1]] += times.forward_s[again].sum()
         kernels[layers[-1]] += times.forward_kernels[again].sum()

@@ -94,19 +94,18 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
     """Turn a model file without faults into a workload; `name`: where it states none."""
     index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
-    layers = (
-        tuple(make_layer(layer, index) for layer in spec.layers)
-        if spec.layers
-        else _group_layers(
-            tensors,
-            [index[p.name] for p in spec.parameters if p.requires_grad],
-            {index[p.name]: p.layer for p in spec.parameters},
-        )
-    )
     workload = Workload(
         name=spec.name or name,
         tensors=tensors,
-        layers=layers,
+        layers=(
+            tuple(make_layer(layer, index) for layer in spec.layers)
+            if spec.layers
+            else _group_layers(
+                tensors,
+                [index[p.name] for p in spec.parameters if p.requires_grad],
+                {index[p.name]: p.layer for p in spec.parameters},
+            )
+        ),
         sample=stated_sample(spec.sample, spec.tokens_per_sample),
         buffers=_make_buffers(spec),
         input_elements=spec.inputs,

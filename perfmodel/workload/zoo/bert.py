@@ -42,8 +42,7 @@ from perfmodel.workload.zoo.layers import (
 from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.transformer import vocabulary_head
 
-HEAD_BIAS = "cls.predictions.bias"
-TRANSFORM = "cls.predictions.transform"
+HEAD_BIAS, TRANSFORM = "cls.predictions.bias", "cls.predictions.transform"
 Head = Literal["pooler", "pre-training", "masked"]
 """What stands on the encoder."""
 

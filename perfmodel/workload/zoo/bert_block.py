@@ -143,14 +143,13 @@ def block(
     if shard.joins_maps:
         maps = [join_maps(maps, f"{prefix}.attention.self.query_key_value")]
     if shape.relative:
-        rows = min(shape.relative, 2 * s) if shape.apart else shape.relative
         maps = one_map(maps, f"{prefix}.attention.self") if shape.apart else maps
         maps += relative_parts(
             f"{prefix}.attention.self",
             s,
             h,
             heads=shape.heads,
-            rows=rows,
+            rows=min(shape.relative, 2 * s) if shape.apart else shape.relative,
             apart=shape.apart,
             dropout=shape.dropout,
             ready=tuple(name for part in tables for name in names(part.parameters)) * shape.apart,

@@ -204,7 +204,6 @@ def expert_decoder(
         *chain.from_iterable(part.parameters for part in second),
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
-    chunked = family == "Llama4ForCausalLM" and s > CHUNK_TOKENS
     return assemble(
         name,
         [first, *chain.from_iterable(blocks), *collapse, last, *second],
@@ -223,7 +222,7 @@ def expert_decoder(
         ),
         notes=(
             *(f"Attention within chunks of {CHUNK_TOKENS} tokens is counted as full attention.",)
-            * chunked,
+            * (family == "Llama4ForCausalLM" and s > CHUNK_TOKENS),
             *(INDEX_NOTE,)
             * bool(isinstance(shape.latent, LatentShape) and shape.latent.index_heads),
             *(NOTE,) * bool(collapse),

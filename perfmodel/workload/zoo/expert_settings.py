@@ -62,8 +62,7 @@ def dropped_share(experts: int, variation: float, capacity: float) -> float:
     from scipy import special  # rarely needed
 
     a = concentration(experts, variation)
-    rest = a * (experts - 1)
-    limit = capacity / experts
+    rest, limit = a * (experts - 1), capacity / experts
     return float(
         1.0
         - special.betainc(a + 1, rest, limit)
@@ -88,16 +87,14 @@ def distinct_domains(
 
     if each <= size:
         return domains * top_groups / groups * (1.0 - missed(each))
-    held = groups // domains
-    selections = math.comb(groups, top_groups)
-    touched = sum(
+    held, selections = groups // domains, math.comb(groups, top_groups)
+    return domains * sum(
         math.comb(held, chosen)
         * math.comb(groups - held, top_groups - chosen)
         / selections
         * (1.0 - missed(chosen * size))
         for chosen in range(1, min(held, top_groups) + 1)
     )
-    return domains * touched
 
 
 class ExpertSettings(ExpertsSection):

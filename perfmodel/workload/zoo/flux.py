@@ -82,12 +82,6 @@ def flux(
         modulated_map("proj_out", image, h, shape.channels),
     ]
     orders = read_table("module_names")["orders"]
-    registered = [
-        *in_order(first, orders["flux-first"], 0),
-        *chain.from_iterable(in_order(each, orders["flux-double"], 2) for each in double),
-        *chain.from_iterable(in_order(each, orders["flux-single"], 2) for each in single),
-        *in_order(last, orders["flux-last"], 0),
-    ]
     return assemble(
         name,
         [*first, *chain.from_iterable((*double, *single)), *last],
@@ -98,7 +92,12 @@ def flux(
             image * shape.channels + text_tokens * shape.text_width + shape.pooled_width
         ),
         output_elements=float(image * shape.channels),
-        registered=registered,
+        registered=[
+            *in_order(first, orders["flux-first"], 0),
+            *chain.from_iterable(in_order(each, orders["flux-double"], 2) for each in double),
+            *chain.from_iterable(in_order(each, orders["flux-single"], 2) for each in single),
+            *in_order(last, orders["flux-last"], 0),
+        ],
     )
 
 
@@ -237,8 +236,7 @@ def _gated_map(
 
     `activated`: whether its input is GELU's result; `copied`: whether it is laid out anew.
     """
-    result = tokens * outputs
-    inside = activated * tokens * inputs
+    result, inside = tokens * outputs, activated * tokens * inputs
     return linear(
         name,
         tokens,

@@ -110,14 +110,13 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
             kernels=2,
         ),
     ]
-    rest = [each for part in parts for each in part.parameters if each != token]
     return image_model(
         "vit-b-16",
         parts,
         dtype=dtype,
         image_size=image_size,
         source="torchvision vit_b_16; Dosovitskiy et al. 2020, arXiv 2010.11929",
-        registered=[token, *rest],
+        registered=[token, *[each for part in parts for each in part.parameters if each != token]],
     )
 
 
@@ -330,15 +329,14 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
     norm = last_norm(f"{root}.pre_layrnorm", tokens, h)  # spelt like this
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
     pooled = last_norm(f"{root}.post_layernorm", 1, h)
-    projection = _projection("visual_projection", h, shape.projection)
-    return [first, joined, norm, *blocks, pooled, projection], [
-        table[0],
-        *first.parameters,
-        table[1],
-        *norm.parameters,
-        *ordered,
-        *pooled.parameters,
-    ]
+    return [
+        first,
+        joined,
+        norm,
+        *blocks,
+        pooled,
+        _projection("visual_projection", h, shape.projection),
+    ], [table[0], *first.parameters, table[1], *norm.parameters, *ordered, *pooled.parameters]
 
 
 def text_stack(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:

@@ -155,8 +155,7 @@ def _selected(place: BlockPlace, mixer: MixerShape, scan: Scan) -> list[Module]:
         saved_elements=total(scan, kernels["kept"]["narrow"]),
         matrix=scan,
     )
-    ready = names_reversed(convolution) + names(decays)
-    first = Module(convolved, decays + convolution, ready)
+    first = Module(convolved, decays + convolution, names_reversed(convolution) + names(decays))
     return [first, mapped, steps, Module(layer, skip, names(skip))]
 
 

@@ -69,9 +69,8 @@ def _images(shape: ClipShape, image_size: int, tokens: int) -> tuple[list[Module
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, block, tokens)
     norm = last_norm(f"{root}.post_layernorm", tokens, h)
     pooled = _pooled(f"{root}.head", block, tokens)
-    parts = [first, placed, *blocks, norm, *pooled]
     rest = [each for part in (norm, *pooled) for each in part.parameters]
-    return parts, [*first.parameters, *table, *ordered, *rest]
+    return [first, placed, *blocks, norm, *pooled], [*first.parameters, *table, *ordered, *rest]
 
 
 def _pooled(root: str, block: StackShape, tokens: int) -> list[Module]:

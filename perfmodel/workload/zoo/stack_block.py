@@ -330,8 +330,7 @@ def _weights(
     place: StackPlace, name: str, outputs: int, inputs: int, *, bias: bool
 ) -> tuple[Parameter, ...]:
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    transposed = ((own[0][0], (inputs, outputs)), *own[1:])
-    return transposed if place.shape.names.transposed else own
+    return ((own[0][0], (inputs, outputs)), *own[1:]) if place.shape.names.transposed else own
 
 
 def _column_map(

@@ -117,7 +117,6 @@ def _attended(
     crossed = None if keys == tokens else keys
     if c == 1 or shard.context_kind == "ulysses":
         return Attention(tokens, own, own_pairs, size, causal, keys=crossed, window=window)
-    in_blocks = shard.context_kind == "ring" or shard.library == "torch"
     return Attention(
         tokens // c,
         own,
@@ -126,7 +125,7 @@ def _attended(
         causal,
         keys=keys,
         window=window,
-        blocks=c if in_blocks else 1,
+        blocks=c if shard.context_kind == "ring" or shard.library == "torch" else 1,
         last=causal and not is_balanced(shard, causal=causal),
     )
 
@@ -247,8 +246,7 @@ def vocabulary_head(
     `keeps_rows`: whether mean and deviation of each row count among what is kept.
     """
     rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
-    padded = shard.padded(vocabulary)
-    own_words = shard.words(vocabulary)
+    padded, own_words = shard.padded(vocabulary), shard.words(vocabulary)
     head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
     scored = rows * (own_words if shard.parallel_loss else padded)
     kept_input, normed = shard.kept_tokens(tokens) * width, bool(norm) * own * width
