@@ -125,7 +125,6 @@ class PlanRun:
         _, stream, queue = self._graph.queues[number]
         return (
             stream.kind == "host"
-            and self._stretch is None
             and all(
                 self._end_by_themselves[index]
                 and not self._graph.waits[index]
