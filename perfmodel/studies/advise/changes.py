@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.library.model import load_library
+from perfmodel.memo import applying
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise.model import Proposed, Touches
@@ -104,22 +105,17 @@ def list_settings(
     predicted = scenario.compute.source == "roofline"
     if gpus > 1:
         channels = () if gpu.accelerator else _channels(scenario)
-        yield from _held(*channels, *_hooks(scenario, workload))
+        yield from applying(*channels, *_hooks(scenario, workload))
         yield from _strategies(scenario)
     if predicted:
-        yield from _held(*_batches(scenario), *_of_compute(scenario, _LESS_RECOMPUTED))
+        yield from applying(*_batches(scenario), *_of_compute(scenario, _LESS_RECOMPUTED))
     if predicted and scenario.compute.measured_step is None:
         for precision in _NARROWER.get(scenario.compute.precision, ()):
             if precision in gpu.peak_flops:
                 text, fields = f"{precision} arithmetic", {"compute.precision": precision}
                 yield Proposed(text, fields, "precision", *_PRECISIONS[precision])
-        yield from _held(*(() if gpu.accelerator else _of_compute(scenario, _KERNELS)))
-    yield from _held(*_degrees(scenario))
-
-
-def _held(*rows: tuple[bool, Proposed]) -> Iterator[Proposed]:
-    """Yield the changes that are some here."""
-    return (proposed for holds, proposed in rows if holds)
+        yield from applying(*(() if gpu.accelerator else _of_compute(scenario, _KERNELS)))
+    yield from applying(*_degrees(scenario))
 
 
 def _channels(scenario: Scenario) -> Rows:
@@ -330,7 +326,7 @@ def list_upgrades(
     """
     if size.nodes > 1 and not isinstance(node, Topology):
         yield from _adapters(scenario, node)
-        yield from _held(*_fabric(scenario, node, routing))
+        yield from applying(*_fabric(scenario, node, routing))
     if not isinstance(node, Topology) and node.power_limit is not None:
         full_W = f"{load_gpu(node.gpu).power_W:g} W"
         yield Proposed(
