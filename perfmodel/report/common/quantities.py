@@ -336,10 +336,6 @@ def memory(part: Memory) -> str:
 
 def host_memory(part: Memory) -> str:
     """Say what is offloaded to a host's memory and drives, and what these hold; "" for nothing."""
-    kept = (
-        ("memory takes", part.host_bytes, part.host_capacity_bytes, "host_memory"),
-        ("drives take", part.drive_bytes, part.drive_capacity_bytes, "nvme.capacity"),
-    )
     return "; ".join(
         f"the host's {name} {size(needed)}"
         + (
@@ -347,7 +343,10 @@ def host_memory(part: Memory) -> str:
             if has is None
             else f" of {size(has)} ({percent(needed / has)})"
         )
-        for name, needed, has, field in kept
+        for name, needed, has, field in (
+            ("memory takes", part.host_bytes, part.host_capacity_bytes, "host_memory"),
+            ("drives take", part.drive_bytes, part.drive_capacity_bytes, "nvme.capacity"),
+        )
         if needed
     )
 

@@ -74,10 +74,9 @@ def drop_point(axis: Axis) -> Axis:
     values = [math.log(point.value) for point in axis.points]
     dropped = min(inner_points(axis), key=lambda at: round(values[at + 1] - values[at - 1], 9))
     remaining = [point for at, point in enumerate(axis.points) if at != dropped]
-    between = (stop for stop in axis.stops if not stop.at.is_integer())
     return replace(
         axis,
-        stops=place_stops(remaining, between),
+        stops=place_stops(remaining, (stop for stop in axis.stops if not stop.at.is_integer())),
         baseline=axis.baseline - 1 if dropped < axis.baseline else axis.baseline,
     )
 

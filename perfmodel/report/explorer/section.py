@@ -229,5 +229,6 @@ def _read(name: str) -> str:
 
 def _embed_json(data: Mapping[str, Any]) -> str:
     """JSON that no HTML parser can take for the end of the script or for a comment."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.translate({ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(
+        {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
+    )

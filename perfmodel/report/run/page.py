@@ -109,8 +109,7 @@ def write_report(
     path, first_rank = write_report_files(folder, files), result.timeline.first_rank
     # Perfetto shows all ranks in one file; HolisticTraceAnalysis takes one for each.
     ranks = {f"ranks/rank{rank}.json.gz": name for name, rank in first_rank.items()}
-    places = {"timeline.json": None, **(ranks if len(ranks) > 1 else {})}
-    for place, rank_class in places.items():
+    for place, rank_class in {"timeline.json": None, **(ranks if len(ranks) > 1 else {})}.items():
         write_timeline(result, folder / place, rank_class)
     return path
 

@@ -63,8 +63,9 @@ _WORDS = {
 def degrees(use: LayoutUse) -> str:
     """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
     sizes = attributes(use, "tensor context pipeline")
-    split = (f"{name} {size}" for name, size in sizes.items() if size > 1)
-    text = _TIMES.join([*split, f"data {use.data}"])
+    text = _TIMES.join(
+        [*(f"{name} {size}" for name, size in sizes.items() if size > 1), f"data {use.data}"]
+    )
     return (
         text if use.expert == 1 else f"{text}, {use.shared} over {use.expert} of data and context"
     )

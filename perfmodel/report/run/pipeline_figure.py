@@ -135,8 +135,9 @@ def _windows(blocks: Sequence[Block], end_s: float) -> tuple[tuple[float, float]
     """
     first_stage = [block for block in blocks if block.row == 0 and block.micro_batch is not None]
     in_order = sorted(first_stage, key=lambda block: block.start_s)
-    runs = groupby(in_order, key=lambda block: (block.kind, block.micro_batch))
-    passes = [next(run) for _, run in runs]
+    passes = [
+        next(run) for _, run in groupby(in_order, key=lambda block: (block.kind, block.micro_batch))
+    ]
     if len(passes) <= 2 * _MOST_BLOCKS:
         return ((0.0, end_s),)
     backward_s = next(block.start_s for block in passes if block.kind != _FORWARD)

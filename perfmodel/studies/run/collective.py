@@ -131,8 +131,9 @@ def collective_rows(
     rows = []
     for nbytes in with_progress(all_sizes, progress, len(all_sizes)):
         row = network(timer, fidelity, partial(_time_row, op=op, nbytes=nbytes, algorithm=named))
-        drawn_s = [observed_s(each, op, nbytes, named) for each in alternatives]
-        ends_s = interval_s(drawn_s, row["time_s"])
+        ends_s = interval_s(
+            [observed_s(each, op, nbytes, named) for each in alternatives], row["time_s"]
+        )
         if profile is None and named is None and library == "nccl" and size > 1:
             ends_s = datasheet_interval_s(topology, op, nbytes, row["time_s"])
         rows.append(row | {"interval_s": ends_s and list(ends_s)})

@@ -185,12 +185,11 @@ class Store(AbstractContextManager["Store"]):
         """Refuse what SQLite would not: a pipe, which it waits for, and files too short for it."""
         exists = self.path.exists()
         size = self.path.stat().st_size if exists else 0
-        problems = {
-            "a folder": self.path.is_dir(),
-            "a device or pipe": exists and not self.path.is_file(),
-            f"a file of {size} bytes that is no store": 0 < size < SMALLEST_BYTES,
-        }
-        for problem, holds in problems.items():
+        for problem, holds in (
+            ("a folder", self.path.is_dir()),
+            ("a device or pipe", exists and not self.path.is_file()),
+            (f"a file of {size} bytes that is no store", 0 < size < SMALLEST_BYTES),
+        ):
             refuse_if(holds, FLAG, problem, A_STORE, str(self.path))
 
     def _open(self) -> None:

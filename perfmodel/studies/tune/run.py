@@ -314,11 +314,10 @@ def assumptions(
         for name, holds in conditions.items()
         if holds
     ]
-    shared = () if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)
     return (
         *sentences,
         *_describe_profile(evaluator),
-        *shared,
+        *(() if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)),
         f"Steps rest on: {evidence_of(evaluator.sized).summary}.",
     )
 

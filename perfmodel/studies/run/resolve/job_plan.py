@@ -305,8 +305,9 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     if job.recompute.blocks is not None and parallel_layout.stages > 1:
         schedule = parallel_layout.pipeline_schedule(job.options.accumulate)
         parts = part_layers(job.workload, schedule, parallel_layout.partition)
-    names = {"optimizer", "optimizer_kernels", "master_weights"}
-    settings: dict[str, Any] = compute.model_dump(include=names)
+    settings: dict[str, Any] = compute.model_dump(
+        include={"optimizer", "optimizer_kernels", "master_weights"}
+    )
     if compute.source == "file":
         times = read_layer_times(
             job.scenario.origin.resolve("compute.times", compute.times or ""),

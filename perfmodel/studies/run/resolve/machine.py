@@ -180,11 +180,10 @@ def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
     if scenario.jobs and gpus > most:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"
-        request = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
         raise InputError(
             scenario.origin.fault(
                 field,
-                request,
+                f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs",
                 f"at most {most:,} GPUs in all jobs; a larger job runs without 'jobs'",
             )
         )
@@ -223,8 +222,9 @@ def build_machine(
         f"nothing with {topology.gpu.name}, only for processes on CPUs",
     )
     if topology.gpu.accelerator and scenario.library.name == "nccl":  # which it does not have
-        rings = scenario.library.model_copy(update={"name": "rings"})
-        scenario = scenario.model_copy(update={"library": rings})
+        scenario = scenario.model_copy(
+            update={"library": scenario.library.model_copy(update={"name": "rings"})}
+        )
     return make_machine(
         topology,
         _load_library(scenario.library),
