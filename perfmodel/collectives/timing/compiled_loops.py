@@ -234,7 +234,6 @@ def send_over_trees(  # noqa: C901, PLR0912, PLR0915  (numba caches a function w
 
 
 def send_in_runs(  # noqa: C901, PLR0912, PLR0915  (numba caches a function without those that it calls)
-    trees: IntArray,
     order: IntArray,
     feeders: IntArray,
     first: IntArray,
@@ -256,9 +255,9 @@ def send_in_runs(  # noqa: C901, PLR0912, PLR0915  (numba caches a function with
 
     Parameters
     ----------
-    trees : ndarray of int, shape (trees + 1,)
-        Place of the first edge of each tree in `order`, and the number of edges.
-    order, feeders, first, nbytes, begin, goal, free_s, from_s, rate_Bps, latency_s, until_s
+    order : ndarray of int, shape (edges,)
+        Edges tree after tree, each after those that feed it, which begin in an earlier step.
+    feeders, first, nbytes, begin, goal, free_s, from_s, rate_Bps, latency_s, until_s
         As for `send_over_trees`.
     arrived_s : ndarray of float, shape (credits, edges + 1)
         Only written to.
@@ -270,15 +269,15 @@ def send_in_runs(  # noqa: C901, PLR0912, PLR0915  (numba caches a function with
     int
         The first step of which a piece leaves later than by `until_s`.
     """
-    paces, edges, runs, tree = len(from_s), len(order), 0, 0
+    paces, edges, runs = len(from_s), len(order), 0
     begun, now = np.empty(edges, np.int64), np.empty(feeders.shape[1], np.int64)
     # Of each run its first piece, the one past it, when the first arrives, and the gap.
     since, past = np.empty((2, edges + goal - begin), np.int64)
     at_s, every_s = np.empty((2, edges + goal - begin))
     step = first.max() + goal
     for place in range(edges):
-        if trees[tree] == place:  # so that runs stay in the processor's cache
-            tree, runs = tree + 1, 0
+        if place and first[order[place]] < first[order[place - 1]]:
+            runs = 0  # of the next tree, so that they stay in the processor's cache
         if runs + goal - begin > len(past):
             since, past = np.append(since, since), np.append(past, past)
             at_s, every_s = np.append(at_s, at_s), np.append(every_s, every_s)

@@ -126,12 +126,6 @@ class UnrolledPhases:
         return np.lexsort((phase.first, phase.channel))
 
     @cached_property
-    def trees(self) -> IntArray:
-        """Place of the first edge of each tree in `tree_order`, and the number of edges."""
-        channels = self.phases[0].channel[self.tree_order]
-        return np.append(np.flatnonzero(np.diff(channels, prepend=-1)), self.edges)
-
-    @cached_property
     def tree_feeders(self) -> IntArray:
         """Feeders by their places in `tree_order`; padded at the end."""
         place = np.arange(self.edges + 1)

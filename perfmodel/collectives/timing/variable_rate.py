@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -409,20 +408,27 @@ class TreeClocks:
 
         `last`: pieces in flight that are asked for.
         """
-        course, arrays = self.course, self._arrays
-        values: tuple[Any, ...] = (course.tree_order, course.tree_feeders, arrays.first)
-        values += (arrays.nbytes, begin, goal, free_s, arrived_s)
-        values += (*self._paces.rows, until_s, last)
-        if self._go_one_by_one(goal - begin):
-            return self.loops.send_over_trees(*values)
-        return self.loops.send_in_runs(course.trees, *values)
+        one_by_one = self._go_one_by_one(goal - begin)
+        send = self.loops.send_over_trees if one_by_one else self.loops.send_in_runs
+        return send(
+            self.course.tree_order,
+            self.course.tree_feeders,
+            self._arrays.first,
+            self._arrays.nbytes,
+            begin,
+            goal,
+            free_s,
+            arrived_s,
+            *self._paces.rows,
+            until_s,
+            last,
+        )
 
     def _go_one_by_one(self, pieces: int) -> bool:
         """Whether pieces are few, or may wait for one in flight, as these may exceed credits."""
         if pieces < MANY_PIECES:
             return True
         _, rate_Bps, latency_s = self._paces.rows
-        least_bytes = (self.course.credits - 1) * self._arrays.nbytes
         with np.errstate(invalid="ignore"):
             in_flight = latency_s.max(axis=0) * rate_Bps.max(axis=0)
-        return bool((in_flight > least_bytes).any())
+        return bool((in_flight > (self.course.credits - 1) * self._arrays.nbytes).any())

@@ -123,14 +123,11 @@ class PlanRun:
     def _waits_for_nobody(self, number: int) -> bool:
         """Whether a stream of the host waits for nobody, so that only time passes there."""
         _, stream, queue = self._graph.queues[number]
-        return (
-            stream.kind == "host"
-            and all(
-                self._end_by_themselves[index]
-                and not self._graph.waits[index]
-                and not self._graph.users_later[index]
-                for index in queue
-            )
+        return stream.kind == "host" and all(
+            self._end_by_themselves[index]
+            and not self._graph.waits[index]
+            and not self._graph.users_later[index]
+            for index in queue
         )
 
     def _pass(self, state: StreamState, step: int) -> None:
