@@ -20,6 +20,9 @@ MOST_TREE_EDGES = 1 << 17
 """Edges of trees up to which pieces are worked out one after the other: for each of a hundred
 changes of rates, numbers of all edges are kept, up to a quarter of a GB."""
 
+MANY_PIECES = 100
+"""Pieces over trees from which on it is quicker to go through the runs that they form."""
+
 
 class ContiguousPhase(NamedTuple):
     """Arrays of a phase, contiguous; `begins`: edges in the order in which they begin."""
@@ -121,8 +124,14 @@ class UnrolledPhases:
 
     @cached_property
     def tree_order(self) -> IntArray:
-        """Edges tree after tree, as channels have one each, in the order in which they begin."""
+        """Edges of trees in the order in which they begin; tree after tree where pieces are many.
+
+        One by one, pieces pass all trees at once: edges of one wait for each other. Channels have a
+        tree each.
+        """
         phase = self.phases[0]
+        if self.sends[0] < MANY_PIECES:
+            return self.contiguous(phase).begins
         return np.lexsort((phase.first, phase.channel))
 
     @cached_property

@@ -13,12 +13,12 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.tree_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
-    TreeClocks,
 )
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once

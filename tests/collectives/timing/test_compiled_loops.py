@@ -17,11 +17,12 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring, tree
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing import compiled_loops, variable_rate
+from perfmodel.collectives.timing import compiled_loops, tree_clocks, unrolled
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.tree_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
-from perfmodel.collectives.timing.variable_rate import Clocks, TreeClocks
+from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.simulate.flow.transfers import cycle_s
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
@@ -133,7 +134,8 @@ def test_pieces_over_trees_at_rates_that_change(
 ) -> None:
     """One by one or in runs is what NumPy steps through, whenever ends are asked for in between."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variable_rate, "MANY_PIECES", many)
+        for module in (tree_clocks, unrolled):
+            patch.setattr(module, "MANY_PIECES", many)
         _send_pieces_over_trees(name, seed, credits, ranks, count, asked)
 
 
@@ -168,9 +170,15 @@ def _send_pieces_over_trees(
     assert np.array_equal(by_pieces.left(), plain.left())
 
 
-@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 60), st.integers(1, 64))
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 12),
+    st.integers(1, 60),
+    st.integers(1, 64),
+    st.sampled_from([1, 1000]),
+)
 def test_pieces_in_runs_are_those_one_by_one(
-    seed: int, credits: int, begin: int, count: int
+    seed: int, credits: int, begin: int, count: int, order_by: int
 ) -> None:
     """When they have left, and when those that are in flight will have arrived."""
     rng = np.random.default_rng(seed)
@@ -178,7 +186,9 @@ def test_pieces_in_runs_are_those_one_by_one(
     edges = course.edges
     rates = [(rng.uniform(1e8, 1e9, edges), rng.uniform(-1e-6, 2e-6, edges)) for _ in range(3)]
     rates[-1][0][: edges // 4] *= rng.choice([0.0, 1.0])  # links that are cut for good
-    clocks = TreeClocks(LOOPS, course, np.zeros(edges), LinkRates(-np.inf, *rates[0]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unrolled, "MANY_PIECES", order_by)
+        clocks = TreeClocks(LOOPS, course, np.zeros(edges), LinkRates(-np.inf, *rates[0]))
     for at_s, pace in zip(np.sort(rng.uniform(1e-6, 4e-4, 2)), rates[1:], strict=True):
         clocks.change(at_s, *pace)
     (free_s, arrived_s), (one_s, each_s) = [
@@ -188,7 +198,7 @@ def test_pieces_in_runs_are_those_one_by_one(
     until_s = rng.uniform(0, 4e-4)
     for many, all_left in ((1, (free_s, arrived_s)), (1000, (one_s, each_s))):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(variable_rate, "MANY_PIECES", many)
+            patch.setattr(tree_clocks, "MANY_PIECES", many)
             copies = [each.copy() for each in all_left]
             left_by.append(clocks._send(0, clocks._pieces, *copies, until_s))
             for span in spans:
@@ -203,8 +213,9 @@ def test_pieces_in_runs_are_those_one_by_one(
 def test_pieces_that_have_left_are_kept_where_there_are_many_changes(
     name: str, many: int, switch: pytest.MonkeyPatch
 ) -> None:
-    switch.setattr(variable_rate, "MOST_TREE_PACES", 16)
-    switch.setattr(variable_rate, "MANY_PIECES", many)
+    switch.setattr(tree_clocks, "MOST_TREE_PACES", 16)
+    for module in (tree_clocks, unrolled):
+        switch.setattr(module, "MANY_PIECES", many)
     phases = SCHEDULES[name](4).phases
     rng, edges, changes = np.random.default_rng(3), len(phases[0].src), 24
     rates = [
